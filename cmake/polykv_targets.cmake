@@ -1,0 +1,29 @@
+# Every target of ours goes through polykv_target, so that warnings, sanitizers and include roots are set in one place.
+# Sources include by path from the repository's root: #include "common/result.h", #include "kernels/codec.h".
+function(polykv_target target)
+  target_compile_options(${target} PRIVATE -Wall -Wextra
+    $<$<BOOL:${POLYKV_WERROR}>:-Werror>
+    $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor -Wold-style-cast>)
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_BINARY_DIR}/include)
+  if(POLYKV_SANITIZE)
+    target_compile_options(${target} PRIVATE -fsanitize=${POLYKV_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+    target_link_options(${target} PRIVATE -fsanitize=${POLYKV_SANITIZE})
+  endif()
+endfunction()
+
+# polykv_test(name SOURCES ... LIBS ... [LABELS ...] [TIMEOUT seconds]): a Catch2 program that ctest runs as one test.
+# Exit code 77 means "skipped: this machine lacks something", and says what.
+function(polykv_test name)
+  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LIBS;LABELS;ENVIRONMENT" ${ARGN})
+  add_executable(${name} ${arg_SOURCES})
+  polykv_target(${name})
+  target_link_libraries(${name} PRIVATE polykv_catch_main ${arg_LIBS})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  add_test(NAME ${name} COMMAND ${name} --durations yes)
+  set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT ${arg_TIMEOUT}
+    LABELS "${arg_LABELS}" ENVIRONMENT "${arg_ENVIRONMENT}")
+endfunction()

@@ -40,7 +40,9 @@ Hasher& Hasher::update_u64(uint64_t value) {
   return update(std::span(reinterpret_cast<const uint8_t*>(&value), sizeof value));
 }
 
-Hasher& Hasher::update_f64(double value) { return update_u64(std::bit_cast<uint64_t>(value)); }
+Hasher& Hasher::update_f64(double value) {
+  return update_u64(std::bit_cast<uint64_t>(value));
+}
 
 Digest Hasher::finish() {
   assert(state_ && "a Hasher finishes once");
@@ -55,12 +57,15 @@ Digest chain_root(const ModelIdentity& identity) {
   hasher.update("polykv root 1").update(std::span(identity.fingerprint));
   hasher.update_u32(static_cast<uint32_t>(identity.source_dtype));
   const RopeParameters& rope = identity.rope;
-  hasher.update_u32(static_cast<uint32_t>(rope.kind)).update_u32(static_cast<uint32_t>(rope.scaling));
+  hasher.update_u32(static_cast<uint32_t>(rope.kind))
+      .update_u32(static_cast<uint32_t>(rope.scaling));
   hasher.update_u32(rope.rotary_dim).update_f64(rope.theta).update_f64(rope.scaling_factor);
   hasher.update_u32(rope.original_context);
   hasher.update_u64(identity.layers.size());
   for (const LayerGeometry& layer : identity.layers) {
-    hasher.update_u32(layer.kv_head_count).update_u32(layer.k_head_dim).update_u32(layer.v_head_dim);
+    hasher.update_u32(layer.kv_head_count)
+        .update_u32(layer.k_head_dim)
+        .update_u32(layer.v_head_dim);
     hasher.update_u32(layer.sliding_window);
   }
   return hasher.finish();

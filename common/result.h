@@ -1,4 +1,5 @@
-// Status and Result<T>: how every function of polykv reports failure. No exception crosses a module's edge.
+// Status and Result<T>: how every function of polykv reports failure. No exception crosses a
+// module's edge.
 //
 // An error names the operation, the object, the cause and the remedy, in that order, in one line:
 //   "acquire 'gpl3': no document of that name; `polykvctl ls` lists them"
@@ -39,8 +40,8 @@ class [[nodiscard]] Status {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}                   // NOLINT(google-explicit-constructor)
-  Result(Status status) : status_(std::move(status)) {            // NOLINT(google-explicit-constructor)
+  Result(T value) : value_(std::move(value)) {}         // NOLINT(google-explicit-constructor)
+  Result(Status status) : status_(std::move(status)) {  // NOLINT(google-explicit-constructor)
     assert(!status_.is_ok() && "a Result without a value needs a failing Status");
   }
   Result(polykv_status code, std::string message) : Result(Status(code, std::move(message))) {}
@@ -76,10 +77,10 @@ Status system_error(const std::string& operation, int error_number, const std::s
 }  // namespace polykv
 
 /// Returns the Status of a failing expression from the enclosing function.
-#define POLYKV_RETURN_IF_ERROR(expression)                      \
-  do {                                                          \
-    ::polykv::Status polykv_status_ = (expression);             \
-    if (!polykv_status_.is_ok()) return polykv_status_;         \
+#define POLYKV_RETURN_IF_ERROR(expression)              \
+  do {                                                  \
+    ::polykv::Status polykv_status_ = (expression);     \
+    if (!polykv_status_.is_ok()) return polykv_status_; \
   } while (false)
 
 #define POLYKV_CONCAT_(a, b) a##b

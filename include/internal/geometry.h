@@ -1,5 +1,6 @@
-// What a KV cache looks like and which model made it: the geometry, the RoPE parameters and the identity of a model,
-// shared by daemon, library and tools. Plain data, no ownership, thread-compatible.
+// What a KV cache looks like and which model made it: the geometry, the RoPE parameters and the
+// identity of a model, shared by daemon, library and tools. Plain data, no ownership,
+// thread-compatible.
 //
 // KV tensors are described everywhere as [layer, token, kv_head, head_dim]; K is stored after RoPE.
 #pragma once
@@ -17,8 +18,12 @@ namespace polykv {
 /// Element type of K, V and of decoded output. The numbers are part of segment format and wire.
 enum class Dtype : uint32_t { f32 = 1, f16 = 2, bf16 = 3 };
 
-constexpr size_t dtype_size_bytes(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
-constexpr bool dtype_is_valid(uint32_t value) { return value >= 1 && value <= 3; }
+constexpr size_t dtype_size_bytes(Dtype dtype) {
+  return dtype == Dtype::f32 ? 4 : 2;
+}
+constexpr bool dtype_is_valid(uint32_t value) {
+  return value >= 1 && value <= 3;
+}
 const char* dtype_name(Dtype dtype);  // "f32", "f16", "bf16"
 std::optional<Dtype> dtype_from_name(std::string_view name);
 
@@ -68,10 +73,11 @@ struct RopeParameters {
 using Digest = std::array<uint8_t, 32>;  // BLAKE2b-256
 std::string digest_hex(const Digest& digest);
 
-/// The model as far as the KV cache depends on it. `name` is for people and not part of the identity.
+/// The model as far as the KV cache depends on it. `name` is for people and not part of the
+/// identity.
 struct ModelIdentity {
   std::string name;
-  Digest fingerprint{};  // BLAKE2b-256 over configuration and tensors
+  Digest fingerprint{};             // BLAKE2b-256 over configuration and tensors
   Dtype source_dtype = Dtype::f32;  // in which K and V were computed
   RopeParameters rope;
   std::vector<LayerGeometry> layers;

@@ -1,4 +1,5 @@
-// Reads the .npy files of tests/data: little-endian, C order, format version 1. Throws std::runtime_error (tests only).
+// Reads the .npy files of tests/data: little-endian, C order, format version 1. Throws
+// std::runtime_error (tests only).
 #pragma once
 
 #include <cstdint>
@@ -22,12 +23,14 @@ NpyArray<T> load_npy(const std::string& path, const std::string& descriptor) {
   std::ifstream file(path, std::ios::binary);
   char magic[8];
   uint8_t header_size[2];
-  if (!file.read(magic, 8) || !file.read(reinterpret_cast<char*>(header_size), 2) || magic[6] != 1) {
+  if (!file.read(magic, 8) || !file.read(reinterpret_cast<char*>(header_size), 2) ||
+      magic[6] != 1) {
     throw std::runtime_error(path + ": not an npy file of version 1");
   }
   std::string header(header_size[0] + 256U * header_size[1], ' ');
   file.read(header.data(), static_cast<std::streamsize>(header.size()));
-  if (header.find("'" + descriptor + "'") == std::string::npos || header.find("False") == std::string::npos) {
+  if (header.find("'" + descriptor + "'") == std::string::npos ||
+      header.find("False") == std::string::npos) {
     throw std::runtime_error(path + ": expected C order and " + descriptor + ", found " + header);
   }
   NpyArray<T> array;
@@ -43,7 +46,8 @@ NpyArray<T> load_npy(const std::string& path, const std::string& descriptor) {
     cursor = end + (*end == ',' || *end == ' ' ? 1 : 0);
   }
   array.values.resize(count);
-  if (!file.read(reinterpret_cast<char*>(array.values.data()), static_cast<std::streamsize>(count * sizeof(T)))) {
+  if (!file.read(reinterpret_cast<char*>(array.values.data()),
+                 static_cast<std::streamsize>(count * sizeof(T)))) {
     throw std::runtime_error(path + ": shorter than its header says");
   }
   return array;

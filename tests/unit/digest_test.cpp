@@ -19,7 +19,8 @@ std::vector<uint32_t> ids(size_t count) {
 }
 }  // namespace
 
-TEST_CASE("the root covers fingerprint, geometry, RoPE parameters and source dtype, but not the name") {
+TEST_CASE(
+    "the root covers fingerprint, geometry, RoPE parameters and source dtype, but not the name") {
   const Digest root = chain_root(sample());
   const auto differs = [&](auto change) {
     ModelIdentity identity = sample();

@@ -1,0 +1,79 @@
+// The Llama architecture in fp32 on libtorch: prefill, and decode steps over an existing cache.
+// This header needs no torch.
+//
+// Attention is tiled over query rows and keys with a running softmax: no matrix of tokens x tokens
+// ever exists.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/result.h"
+#include "daemon/prefill/model/weights.h"
+#include "daemon/prefill/transformer/kv_cache.h"
+
+namespace polykv {
+
+struct ForwardOptions {
+  uint32_t chunk_tokens =
+      512;  // rows that go through a layer together; results do not depend on it beyond rounding
+  /// After each chunk: tokens in the cache by now, of this call's end. false cancels:
+  /// POLYKV_ERR_CANCELLED, and the cache keeps the chunks that are done.
+  std::function<bool(uint32_t tokens_done, uint32_t tokens_total)> progress;
+};
+
+/// What a prefill allocates, before it starts. The caller compares it with its limit.
+struct MemoryEstimate {
+  uint64_t weights_bytes = 0;
+  uint64_t kv_cache_bytes = 0;
+  uint64_t scratch_bytes = 0;
+  uint64_t total_bytes() const { return weights_bytes + kv_cache_bytes + scratch_bytes; }
+};
+MemoryEstimate estimate_memory(const ModelConfig& config, bool tied_output, uint32_t token_count,
+                               uint32_t chunk_tokens);
+
+/// Keeps scratch memory between calls. One thread at a time; inside, it uses set_thread_count()
+/// threads.
+class Transformer {
+ public:
+  explicit Transformer(std::shared_ptr<const Weights> weights);
+  Transformer(Transformer&&) noexcept;
+  Transformer& operator=(Transformer&&) noexcept;
+  ~Transformer();
+
+  const ModelConfig& config() const;
+
+  /// Appends `ids` to the cache at positions cache.token_count() onwards: a prefill when the cache
+  /// is empty, a suffix or a decode step otherwise. `logits` (empty, or vocab_size floats) receives
+  /// those of the last row. POLYKV_ERR_INVALID_ARGUMENT: an id outside the vocabulary, a cache of
+  /// another shape or too small, no ids. POLYKV_ERR_CONTEXT_EXCEEDED: the sequence would be longer
+  /// than the model's context.
+  Status forward(std::span<const uint32_t> ids, KvCache& cache, std::span<float> logits,
+                 const ForwardOptions& options = {});
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Position of the largest logit (the first of equals): greedy decoding.
+uint32_t argmax(std::span<const float> logits);
+
+/// Threads for libtorch, its BLAS and our own loops, for the whole process. Call it once, before
+/// the first forward().
+void set_thread_count(uint32_t thread_count);
+
+/// Which BLAS libtorch multiplies with, for `doctor`: "OpenBLAS 0.3.21 ... (OpenMP)".
+struct BlasInfo {
+  std::string description;
+  bool is_good =
+      false;  // OpenBLAS with OpenMP threads; others are several times slower or fight over cores
+  std::string remedy;  // empty when good: "install libopenblas0-openmp"
+};
+BlasInfo blas_info();
+
+}  // namespace polykv

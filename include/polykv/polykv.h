@@ -8,18 +8,24 @@
  *
  * Rules that hold for every function unless it says otherwise:
  *   - It returns POLYKV_OK or a code of polykv/status.h; polykv_last_error() then tells the failing
- * call's operation, object, cause and remedy in one line. Out parameters are untouched on failure.
- *   - Options structs start with struct_size, set by their _init function; fields added later
- * default to 0.
+ *     call's operation, object, cause and remedy in one line. Out parameters are untouched on
+ *     failure.
+ *   - Structs with a struct_size are set up by their _init function, whether the caller fills them
+ *     or the library does: it tells the library which version of the struct the caller knows. In
+ *     options, fields added later default to 0.
  *   - Strings are UTF-8 and end with NUL; the library copies what it keeps. Sizes are bytes, counts
- * are counts.
+ *     are counts.
  *   - Handles may be used from several threads at once, except that closing, releasing or finishing
- * a handle must not race with another use of the same handle.
- *   - After fork() every handle of the parent answers POLYKV_ERR_FORKED in the child; only close
- * and release may be called there, and they free memory of the child alone. A child connects anew.
+ *     a handle must not race with another use of the same handle, and that a publisher belongs to
+ *     one thread (its segment's layers may be encoded by many).
+ *   - After fork() every handle of the parent answers POLYKV_ERR_FORKED in the child; only close,
+ *     release and abort may be called there, and they free memory and descriptors of the child
+ *     alone. A child connects anew.
  *   - When polykvd is gone, calls that need it return POLYKV_ERR_DAEMON_GONE, none hangs; what a
- * lease has mapped stays readable until it is released. C11 and C++20; no exception leaves the
- * library.
+ *     lease has mapped stays readable until it is released.
+ *   - Tokens, layers and segments are counted from 0.
+ *
+ * C11 and C++20; no exception leaves the library.
  */
 #ifndef POLYKV_POLYKV_H
 #define POLYKV_POLYKV_H
@@ -42,23 +48,18 @@
 extern "C" {
 #endif
 
-/* ---- versions and errors
- * ------------------------------------------------------------------------------------- */
+/* ---- versions and errors ---- */
 
 /** The library's version, as POLYKV_VERSION is the headers'. Same major: compatible. */
 POLYKV_API uint32_t polykv_version(void);
 POLYKV_API const char* polykv_version_text(void);
-/** What a code means ("the deadline passed"), and its name ("POLYKV_ERR_TIMEOUT"). Static storage.
- */
+/** What a code means ("the deadline passed"), and its name ("POLYKV_ERR_TIMEOUT"). Static. */
 POLYKV_API const char* polykv_status_text(polykv_status status);
 POLYKV_API const char* polykv_status_name(polykv_status status);
-/** The message of the last call that failed on this thread; "" if none did. Valid until this
- * thread's next failure. */
+/** Message of this thread's last failed call; "" if none did. Valid until its next failure. */
 POLYKV_API const char* polykv_last_error(void);
 
-/* ---- plain data
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- plain data ---- */
 
 typedef enum polykv_dtype { POLYKV_F32 = 1, POLYKV_F16 = 2, POLYKV_BF16 = 3 } polykv_dtype;
 
@@ -73,13 +74,15 @@ typedef enum polykv_profile {
   POLYKV_PROFILE_K4V3 = 7
 } polykv_profile;
 
-/** "k8v8" and back. from_name: POLYKV_ERR_INVALID_ARGUMENT for an unknown name. name: "unknown" for
- * an unknown number. */
+/** "k8v8" and back. An unknown number is "unknown", an unknown name POLYKV_ERR_INVALID_ARGUMENT. */
 POLYKV_API const char* polykv_profile_name(polykv_profile profile);
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_profile_from_name(const char* name,
                                                                    polykv_profile* out);
 
-/** One layer of a KV cache; tensors are [layer, token, kv_head, head_dim], K after RoPE. */
+/**
+ * One layer of a KV cache; tensors are [layer, token, kv_head, head_dim], K after RoPE. Used in
+ * arrays, so it never grows.
+ */
 typedef struct polykv_layer_geometry {
   uint32_t kv_head_count;
   uint32_t k_head_dim;
@@ -121,24 +124,24 @@ typedef struct polykv_model {
 } polykv_model;
 POLYKV_API void polykv_model_init(polykv_model* model);
 
-/* ---- sessions
- * --------------------------------------------------------------------------------------------------
- */
+/* ---- sessions ---- */
 
 typedef struct polykv_session polykv_session;
 
 typedef struct polykv_connect_options {
   size_t struct_size;
-  /** NULL: POLYKV_SOCKET, else the first that accepts of $XDG_RUNTIME_DIR/polykv/polykv.sock,
-   * /run/polykv/polykv.sock. */
+  /** NULL: that of the environment's POLYKV_SOCKET, else the first that accepts of
+      $XDG_RUNTIME_DIR/polykv/polykv.sock and /run/polykv/polykv.sock. */
   const char* socket_path;
   const char* client_name; /* shown by `polykvctl status`; NULL: the program's name */
   int64_t timeout_ms;      /* for connecting and the handshake; default 10000 */
 } polykv_connect_options;
 POLYKV_API void polykv_connect_options_init(polykv_connect_options* options);
 
-/** Connects and shakes hands. options may be NULL. Errors: DAEMON_UNREACHABLE, VERSION, PERMISSION,
- * LIMIT, TIMEOUT. */
+/**
+ * Connects and shakes hands. options may be NULL. Errors: DAEMON_UNREACHABLE, VERSION, PERMISSION,
+ * LIMIT, TIMEOUT.
+ */
 POLYKV_API POLYKV_NODISCARD polykv_status
 polykv_session_connect(const polykv_connect_options* options, polykv_session** out);
 /**
@@ -148,8 +151,7 @@ polykv_session_connect(const polykv_connect_options* options, polykv_session** o
  */
 POLYKV_API void polykv_session_close(polykv_session* session);
 
-/* ---- acquire: read a document, or become its producer
- * ------------------------------------------------------------ */
+/* ---- acquire: read a document, or become its producer ---- */
 
 typedef struct polykv_lease polykv_lease;
 typedef struct polykv_publisher polykv_publisher;
@@ -165,8 +167,8 @@ enum {
   POLYKV_ACQUIRE_REPLACE_NAME = 4
 };
 
-/** Exactly one way to say which document: `name`, or `digest`, or a model (one of three ways) with
- * `tokens`. */
+/** Which document, in exactly one way: `name`, `digest`, or a model (in one of three ways) and
+    `tokens`. */
 typedef struct polykv_acquire_options {
   size_t struct_size;
   const char* name;
@@ -194,24 +196,24 @@ POLYKV_API POLYKV_NODISCARD polykv_status
 polykv_document_acquire(polykv_session* session, const polykv_acquire_options* options,
                         polykv_lease** out_lease, polykv_publisher** out_publisher);
 
-/** Facts about a document. Pointers live as long as the lease, or as the callback that was given
- * it. */
+/** Facts about a document. Pointers live as long as the lease, or as the callback that got it. */
 typedef struct polykv_document_info {
   size_t struct_size;
   const char* const* names; /* [name_count] */
   size_t name_count;
   uint8_t digest[32]; /* the chain's last digest: model and tokens, not profile */
-  polykv_model model;
+  const polykv_model* model;
   polykv_profile profile;
   uint64_t token_count;
   uint32_t segment_count;
   uint64_t stored_bytes; /* everything: codes, gains, headers, token ids, padding */
   uint64_t bf16_bytes;   /* what K and V alone take as bf16 */
-  uint32_t lease_count;  /* at the time of the call */
+  uint32_t lease_count;  /* when polykvd told: at the acquire, or at the listing */
   const char* state;     /* "filling", "sealed", "retiring" */
   int64_t created_unix_ms;
   int is_public;
 } polykv_document_info;
+POLYKV_API void polykv_document_info_init(polykv_document_info* info);
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_lease_info(const polykv_lease* lease,
                                                             polykv_document_info* out);
 
@@ -227,15 +229,19 @@ typedef struct polykv_layer_view {
   uint64_t token_count;
   polykv_layer_geometry geometry;
   polykv_profile profile; /* of this layer */
-  const void* record;     /* the layer's payload; docs/segment-format.md draws it */
-  uint64_t record_bytes;
+  const void* payload;    /* docs/segment-format.md draws it; 64-byte aligned */
+  uint64_t payload_bytes;
 } polykv_layer_view;
+POLYKV_API void polykv_layer_view_init(polykv_layer_view* view);
 /** segment: 0 .. segment_count-1, in token order. */
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_lease_layer_view(const polykv_lease* lease,
                                                                   uint32_t segment, uint32_t layer,
                                                                   polykv_layer_view* out);
 
-/** Strides in elements, of a tensor's kv_head, token and head_dim axes. Any sign and order. */
+/**
+ * Distances between neighbours along a tensor's axes, in elements; any sign and order. All three 0
+ * (as after _init) means dense [token, kv_head, head_dim].
+ */
 typedef struct polykv_strides {
   int64_t kv_head;
   int64_t token;
@@ -255,9 +261,9 @@ typedef struct polykv_decode_options {
 POLYKV_API void polykv_decode_options_init(polykv_decode_options* options);
 
 /**
- * Decodes K and V of one layer for a token range into the caller's memory; spans segments. Values
- * beyond fp16's range become infinite when dtype is f16. Different layers or disjoint targets may
- * be decoded by several threads at once.
+ * Decodes K and V of one layer for a token range into the caller's memory; spans segments and
+ * writes only the addressed elements. Values beyond fp16's range become infinite when dtype is f16.
+ * Disjoint targets may be decoded by several threads at once.
  */
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_layer_decode(const polykv_lease* lease,
                                                               uint32_t layer,
@@ -266,11 +272,13 @@ POLYKV_API POLYKV_NODISCARD polykv_status polykv_layer_decode(const polykv_lease
 /** Recomputes every checksum of the mapped segments. POLYKV_ERR_CORRUPT names segment and layer. */
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_lease_verify(const polykv_lease* lease);
 
-/** Unmaps and tells polykvd. Frees the handle whatever it returns. NULL is allowed. */
+/**
+ * Unmaps and tells polykvd. Frees the handle whatever it returns. NULL is allowed. POLYKV_OK also
+ * after the session was closed, which ended the lease for polykvd.
+ */
 POLYKV_API polykv_status polykv_lease_release(polykv_lease* lease);
 
-/* ---- publish: the caller supplies K and V
- * ------------------------------------------------------------------------ */
+/* ---- publish: the caller supplies K and V ---- */
 
 /** K and V of one layer for the tokens of one segment, anywhere in the caller's memory. */
 typedef struct polykv_kv_source {
@@ -285,7 +293,7 @@ POLYKV_API void polykv_kv_source_init(polykv_kv_source* source);
 
 typedef struct polykv_segment polykv_segment;
 
-/** Tokens of the document that are not sealed yet start here; token_count of the whole document. */
+/** The first token that is not sealed yet, and the token count of the whole document. */
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_publisher_position(
     const polykv_publisher* publisher, uint64_t* out_next_token, uint64_t* out_token_count);
 /**
@@ -297,12 +305,18 @@ POLYKV_API POLYKV_NODISCARD polykv_status polykv_publisher_position(
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_segment_begin(polykv_publisher* publisher,
                                                                uint64_t token_count,
                                                                polykv_segment** out);
-/** Encodes one layer. Different layers may be encoded by several threads at once. NaN and Inf are
- * refused by place. */
+/**
+ * Encodes one layer, once. Different layers may be encoded by several threads at once. NaN and
+ * infinities are refused with their place (POLYKV_ERR_INVALID_ARGUMENT); the layer may then be
+ * encoded again.
+ */
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_segment_encode_layer(
     polykv_segment* segment, uint32_t layer, const polykv_kv_source* source);
-/** Unmaps, seals, verifies: after it the bytes can never change. Frees the handle whatever it
- * returns. */
+/**
+ * Unmaps, seals, verifies: after it the bytes can never change. Frees the handle whatever it
+ * returns. A layer that was not encoded is POLYKV_ERR_INVALID_ARGUMENT, and the reservation is
+ * given back.
+ */
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_segment_commit(polykv_segment* segment);
 /** Gives the reservation back. Frees the handle. NULL is allowed. */
 POLYKV_API void polykv_segment_abort(polykv_segment* segment);
@@ -323,12 +337,13 @@ POLYKV_API POLYKV_NODISCARD polykv_status polykv_publisher_progress(polykv_publi
  */
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_publisher_finish(polykv_publisher* publisher,
                                                                   polykv_lease** out_lease);
-/** Gives the ticket up; what was not a complete document is forgotten. Frees the publisher. NULL is
- * allowed. */
+/**
+ * Gives the ticket up; what was not a complete document is forgotten. Frees the publisher; a
+ * segment still open must be freed by its abort. NULL is allowed.
+ */
 POLYKV_API void polykv_publisher_abort(polykv_publisher* publisher);
 
-/* ---- ingest: polykvd computes K and V
- * ------------------------------------------------------------------------------ */
+/* ---- ingest: polykvd computes K and V ---- */
 
 typedef enum polykv_ingest_phase {
   POLYKV_INGEST_QUEUED = 0,
@@ -345,18 +360,16 @@ typedef struct polykv_ingest_progress {
   uint64_t token_count;  /* 0 while unknown */
   uint64_t memory_bytes; /* what the worker said it needs, before it starts; 0 while unknown */
 } polykv_ingest_progress;
-/** Called on the thread that called ingest. Non-zero: cancel (ingest then returns
- * POLYKV_ERR_CANCELLED). */
+/** Called on the thread that called ingest. Non-zero: cancel; ingest returns POLYKV_ERR_CANCELLED
+ */
 typedef int (*polykv_ingest_callback)(void* user, const polykv_ingest_progress* progress);
 
 enum {
-  POLYKV_INGEST_ADD_BOS = 1, /* put the model's BOS token first */
-  POLYKV_INGEST_PARSE_SPECIAL =
-      2, /* special tokens written in the text become tokens: trusted text only */
-  POLYKV_INGEST_CHAT_HEAD = 4,    /* put the head of the model's chat template in front */
-  POLYKV_INGEST_REPLACE_NAME = 8, /* the name may be taken from another document of the caller */
-  POLYKV_INGEST_SHARE_PUBLIC =
-      16 /* every user may read it; only with a model of the configuration */
+  POLYKV_INGEST_ADD_BOS = 1,       /* put the model's BOS token first */
+  POLYKV_INGEST_PARSE_SPECIAL = 2, /* special tokens in the text become tokens: trusted text only */
+  POLYKV_INGEST_CHAT_HEAD = 4,     /* put the head of the model's chat template in front */
+  POLYKV_INGEST_REPLACE_NAME = 8,  /* the name may be taken from another document of the caller */
+  POLYKV_INGEST_SHARE_PUBLIC = 16  /* every user may read it; only with a configured model */
 };
 
 typedef struct polykv_ingest_options {
@@ -364,12 +377,10 @@ typedef struct polykv_ingest_options {
   const char* name;       /* the document's name; may be NULL */
   const char* model_name; /* of polykvd's configuration, or: */
   int model_fd;           /* -1: none. A GGUF file open for reading. Not closed. */
-  int text_fd; /* -1: none. UTF-8 text; read from its offset 0 when it can be sought, else to its
-                  end */
+  int text_fd; /* -1: none. UTF-8 text; read from offset 0 if it can be sought, else to its end */
   const uint32_t* tokens; /* instead of text_fd: [token_count] ids of the model */
   size_t token_count;
-  int before_fd; /* -1: none. Text put in front of the document (special tokens parsed: it is the
-                    caller's own) */
+  int before_fd; /* -1: none. Text put in front; its special tokens are parsed: the caller's own */
   polykv_profile profile;             /* default POLYKV_PROFILE_K8V8 */
   uint32_t flags;                     /* POLYKV_INGEST_* */
   polykv_ingest_callback on_progress; /* may be NULL */
@@ -387,8 +398,7 @@ POLYKV_API void polykv_ingest_options_init(polykv_ingest_options* options);
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_document_ingest(
     polykv_session* session, const polykv_ingest_options* options, polykv_lease** out_lease);
 
-/* ---- catalog and daemon
- * --------------------------------------------------------------------------------------------- */
+/* ---- catalog and daemon ---- */
 
 /** Called for each document the caller may see, in unspecified order. Non-zero ends the listing. */
 typedef int (*polykv_document_callback)(void* user, const polykv_document_info* info);
@@ -425,6 +435,7 @@ typedef struct polykv_daemon_status {
   uint64_t fingerprint_cache_hits_total;
   uint64_t fingerprint_cache_misses_total;
 } polykv_daemon_status;
+POLYKV_API void polykv_daemon_status_init(polykv_daemon_status* status);
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_session_daemon_status(polykv_session* session,
                                                                        polykv_daemon_status* out);
 

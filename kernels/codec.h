@@ -110,7 +110,15 @@ struct Codec {
   void (*decode)(const LayerView& layer, const DecodeTarget& target);
 };
 
+/// The document's first tokens draw an outsized share of attention and are kept exact (except by
+/// `exact` itself and paper-k8v3). So many of them lie at or behind `first_token`.
 inline constexpr uint32_t kFirstExactRows = 4;
+constexpr uint32_t first_exact_rows(uint64_t first_token) {
+  return first_token < kFirstExactRows ? kFirstExactRows - static_cast<uint32_t>(first_token) : 0;
+}
+
+/// The lossy codecs refuse values beyond this: norms and decoded values then stay within fp32.
+inline constexpr float kMaxMagnitude = 0x1p120F;
 
 /// The codec of a profile, static storage; null when this build has none for it.
 const Codec* codec_for(Profile profile, Backend backend = active_backend());

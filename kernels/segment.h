@@ -66,14 +66,14 @@ struct SegmentContents {
 /// on different threads; everything else is for one thread.
 class SegmentWriter {
  public:
-  /// `bytes`: at least segment_size_bytes(spec), 64-byte aligned. They are zeroed here, and no
-  /// header is written, so an unfinished segment never opens.
+  /// `bytes`: at least segment_size_bytes(spec), 64-byte aligned. All but the payloads is zeroed,
+  /// and no header is written before finish, so an unfinished segment never opens.
   static Result<SegmentWriter> create(const SegmentSpec& spec, const SegmentContents& contents,
                                       std::span<uint8_t> bytes);
 
-  /// Encodes one layer, once. `chosen_exact_tokens`: ascending, counted from the segment's first
-  /// token, at most spec.chosen_exact_rows; the document's first four need not be among them.
-  /// Errors name the layer.
+  /// Encodes one layer, once; after an error it may be tried again. `chosen_exact_tokens`:
+  /// ascending, counted from the segment's first token, at most spec.chosen_exact_rows; the
+  /// document's first four need not be among them. Errors name the layer.
   Status encode_layer(uint32_t layer, const KvSource& source,
                       std::span<const uint32_t> chosen_exact_tokens = {},
                       Backend backend = active_backend());
@@ -102,8 +102,8 @@ class SegmentView {
  public:
   /// Errors: POLYKV_ERR_CORRUPT (what is wrong where), POLYKV_ERR_VERSION (both versions),
   /// POLYKV_ERR_UNSUPPORTED (a profile without a codec), POLYKV_ERR_INVALID_ARGUMENT (bytes not
-  /// 64-byte aligned). Reads the header, the table and the lists of exact rows, no payload. Bytes
-  /// behind total_bytes are ignored.
+  /// 64-byte aligned). Reads the header and the layer table, no payload. Bytes behind total_bytes
+  /// are ignored.
   static Result<SegmentView> open(std::span<const uint8_t> bytes);
 
   /// Header and every layer. Reads all bytes. POLYKV_ERR_CORRUPT names what does not match.

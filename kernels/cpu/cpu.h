@@ -1,0 +1,12 @@
+// The CPU path: the same bytes as the reference, in loops that the compiler vectorises.
+#pragma once
+
+#include "kernels/codec.h"
+
+namespace polykv::cpu {
+
+const Codec& exact_codec();
+const Codec& k8v8_codec();
+const Codec& paper_k8v3_codec();
+
+}  // namespace polykv::cpu

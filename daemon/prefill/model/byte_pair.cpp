@@ -28,14 +28,16 @@ uint64_t pair_key(int32_t left, int32_t right) {
   return uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
 }
 
-/// The word as a doubly linked list; a symbol that was merged into its left neighbour has id kNone and no links.
+/// The word as a doubly linked list; a symbol that was merged into its left neighbour has id kNone
+/// and no links.
 struct Symbol {
   int32_t id;
   int32_t before;
   int32_t after;
 };
 
-/// A possible merge, in the order in which they are to be done. It is stale when a side has changed since.
+/// A possible merge, in the order in which they are to be done. It is stale when a side has changed
+/// since.
 struct Candidate {
   uint32_t rank;
   int32_t left;

@@ -11,12 +11,15 @@ namespace {
 
 void hash_config(Hasher& hasher, const ModelConfig& config) {
   hasher.update(config.architecture);
-  hasher.update_u32(config.layer_count).update_u32(config.head_count).update_u32(config.kv_head_count);
+  hasher.update_u32(config.layer_count)
+      .update_u32(config.head_count)
+      .update_u32(config.kv_head_count);
   hasher.update_u32(config.head_dim).update_u32(config.embedding_length);
   hasher.update_u32(config.feed_forward_length).update_u32(config.context_length);
   hasher.update_u32(config.vocab_size).update_f64(config.rms_epsilon);
   const RopeParameters& rope = config.rope;
-  hasher.update_u32(static_cast<uint32_t>(rope.kind)).update_u32(static_cast<uint32_t>(rope.scaling));
+  hasher.update_u32(static_cast<uint32_t>(rope.kind))
+      .update_u32(static_cast<uint32_t>(rope.scaling));
   hasher.update_u32(rope.rotary_dim).update_f64(rope.theta).update_f64(rope.scaling_factor);
   hasher.update_u32(rope.original_context);
 }

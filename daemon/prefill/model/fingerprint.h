@@ -21,9 +21,10 @@ Digest config_digest(const ModelConfig& config);
 /// `tensor_digests[i]` is that of gguf.tensors()[i]'s bytes.
 Digest combine_fingerprint(const Model& model, std::span<const Digest> tensor_digests);
 
-/// Reads a tensor's bytes once, in pieces of whole rows, hashes them and hands each piece to `consume` (may be empty).
-Result<Digest> read_and_hash_tensor(
-    const FileSource& file, const TensorInfo& tensor,
-    const std::function<void(uint64_t first_row, uint64_t row_count, std::span<const uint8_t>)>& consume);
+/// Reads a tensor's bytes once, in pieces of whole rows, hashes them and hands each piece to
+/// `consume` (may be empty).
+Result<Digest> read_and_hash_tensor(const FileSource& file, const TensorInfo& tensor,
+                                    const std::function<void(uint64_t first_row, uint64_t row_count,
+                                                             std::span<const uint8_t>)>& consume);
 
 }  // namespace polykv

@@ -12,9 +12,10 @@ Result<std::shared_ptr<void>> allocate_region(uint64_t size_bytes, const char* w
   static constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
   static constexpr uint64_t kMostBytes = uint64_t{1} << 46;
   const auto no_memory = [&](const char* cause) {
-    return Status(POLYKV_ERR_NO_MEMORY, format("allocate %" PRIu64 " bytes for %s: %s; free memory or use a "
-                                               "smaller model or document",
-                                               size_bytes, what, cause));
+    return Status(POLYKV_ERR_NO_MEMORY,
+                  format("allocate %" PRIu64 " bytes for %s: %s; free memory or use a "
+                         "smaller model or document",
+                         size_bytes, what, cause));
   };
   if (size_bytes == 0 || size_bytes > kMostBytes) return no_memory("no such size can be mapped");
   const uint64_t rounded = (size_bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;

@@ -11,17 +11,22 @@ namespace polykv {
 
 namespace {
 
-// White space is Unicode's White_Space, spelt out: PCRE2's \s counts U+180E as well, which Unicode no longer does.
-#define POLYKV_SPACES "\\x{9}-\\x{d} \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
+// White space is Unicode's White_Space, spelt out: PCRE2's \s counts U+180E as well, which Unicode
+// no longer does.
+#define POLYKV_SPACES \
+  "\\x{9}-\\x{d} "    \
+  "\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 
-// GPT-2's words: contractions, letters, numerals, other characters, spaces (all but the last one before a word).
+// GPT-2's words: contractions, letters, numerals, other characters, spaces (all but the last one
+// before a word).
 constexpr const char* kGpt2Words =
-    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^" POLYKV_SPACES "\\p{L}\\p{N}]+|[" POLYKV_SPACES
-    "]+(?![^" POLYKV_SPACES "])|[" POLYKV_SPACES "]+";
+    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^" POLYKV_SPACES
+    "\\p{L}\\p{N}]+|[" POLYKV_SPACES "]+(?![^" POLYKV_SPACES "])|[" POLYKV_SPACES "]+";
 constexpr const char* kOneNumeral = "\\p{N}";
 
-/// Patterns apply one after the other: each splits the pieces that the ones before it left, into matches and what is
-/// between them; a piece's end counts as the text's end. That is how llama.cpp applies them, and what the ids depend on.
+/// Patterns apply one after the other: each splits the pieces that the ones before it left, into
+/// matches and what is between them; a piece's end counts as the text's end. That is how llama.cpp
+/// applies them, and what the ids depend on.
 struct Family {
   std::string_view name;
   std::vector<const char*> patterns;
@@ -39,8 +44,8 @@ using MatchData = std::unique_ptr<pcre2_match_data, MatchDataDeleter>;
 Status match_failed(int code) {
   char text[128] = "";
   pcre2_get_error_message(code, reinterpret_cast<PCRE2_UCHAR*>(text), sizeof text);
-  return {POLYKV_ERR_LIMIT, format("tokenise: the pre-tokenizer gave up (PCRE2: %s); split the text",
-                                   text)};
+  return {POLYKV_ERR_LIMIT,
+          format("tokenise: the pre-tokenizer gave up (PCRE2: %s); split the text", text)};
 }
 
 }  // namespace
@@ -56,15 +61,16 @@ Result<PreTokenizer> PreTokenizer::create(std::string_view name) {
           pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern), PCRE2_ZERO_TERMINATED,
                         PCRE2_UTF | PCRE2_UCP, &code, &offset, nullptr);
       if (compiled == nullptr) {
-        return {POLYKV_ERR_INTERNAL, format("compile pre-tokenizer pattern %s: PCRE2 error %d at %zu",
-                                            pattern, code, offset)};
+        return {POLYKV_ERR_INTERNAL,
+                format("compile pre-tokenizer pattern %s: PCRE2 error %d at %zu", pattern, code,
+                       offset)};
       }
       result.patterns_.push_back(compiled);
     }
     return result;
   }
-  return {POLYKV_ERR_MODEL_UNSUPPORTED, "pre-tokenizer " + quoted(name) +
-                                            " is unknown; polykv knows 'smollm'"};
+  return {POLYKV_ERR_MODEL_UNSUPPORTED,
+          "pre-tokenizer " + quoted(name) + " is unknown; polykv knows 'smollm'"};
 }
 
 PreTokenizer::~PreTokenizer() {

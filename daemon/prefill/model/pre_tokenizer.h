@@ -1,4 +1,5 @@
-// Splits text into the words that byte-pair merges stay within, by the regular expressions of the model's family.
+// Splits text into the words that byte-pair merges stay within, by the regular expressions of the
+// model's family.
 #pragma once
 
 #include <string_view>

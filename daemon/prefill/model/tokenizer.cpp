@@ -62,8 +62,8 @@ class VocabularyReader {
   explicit VocabularyReader(const GgufFile& gguf) : gguf_(gguf) {}
 
   Status malformed(const std::string& what) const {
-    return {POLYKV_ERR_MODEL_FORMAT, "read tokenizer of model " + quoted(gguf_.name()) + ": " + what +
-                                         "; the file is damaged, fetch it again"};
+    return {POLYKV_ERR_MODEL_FORMAT, "read tokenizer of model " + quoted(gguf_.name()) + ": " +
+                                         what + "; the file is damaged, fetch it again"};
   }
 
   /// Fills token_bytes and kinds, and remembers the normal tokens by their text.
@@ -71,7 +71,8 @@ class VocabularyReader {
     POLYKV_ASSIGN_OR_RETURN(const auto texts, gguf_.strings("tokenizer.ggml.tokens"));
     POLYKV_ASSIGN_OR_RETURN(*kinds, gguf_.integers("tokenizer.ggml.token_type"));
     if (texts.empty() || texts.size() > ModelLimits::kVocabSize || kinds->size() != texts.size()) {
-      return malformed(format("there are %zu tokens and %zu token types", texts.size(), kinds->size()));
+      return malformed(
+          format("there are %zu tokens and %zu token types", texts.size(), kinds->size()));
     }
     token_bytes->reserve(texts.size());
     ids_.reserve(texts.size());
@@ -115,7 +116,8 @@ class VocabularyReader {
       const auto right_id = ids_.find(right);
       const auto merged_id = ids_.find(joined);
       if (left_id == ids_.end() || right_id == ids_.end() || merged_id == ids_.end()) {
-        return malformed(format("merge %u, %s, names no normal tokens", rank, quoted(line).c_str()));
+        return malformed(
+            format("merge %u, %s, names no normal tokens", rank, quoted(line).c_str()));
       }
       merges->add(left_id->second, right_id->second, rank, merged_id->second);
     }
@@ -138,9 +140,9 @@ class VocabularyReader {
 Result<Tokenizer> Tokenizer::from_gguf(const GgufFile& gguf) {
   POLYKV_ASSIGN_OR_RETURN(const std::string_view model, gguf.string("tokenizer.ggml.model"));
   if (model != "gpt2") {
-    return {POLYKV_ERR_MODEL_UNSUPPORTED,
-            "read tokenizer of model " + quoted(gguf.name()) + ": tokenizer.ggml.model " +
-                quoted(model) + " is unknown; polykv reads 'gpt2' (byte-level BPE)"};
+    return {POLYKV_ERR_MODEL_UNSUPPORTED, "read tokenizer of model " + quoted(gguf.name()) +
+                                              ": tokenizer.ggml.model " + quoted(model) +
+                                              " is unknown; polykv reads 'gpt2' (byte-level BPE)"};
   }
   POLYKV_ASSIGN_OR_RETURN(const std::string_view pre, gguf.string("tokenizer.ggml.pre"));
   auto pre_tokenizer = PreTokenizer::create(pre);
@@ -212,8 +214,9 @@ std::vector<Fragment> Tokenizer::State::partition(std::string_view text, bool pa
 Result<std::vector<uint32_t>> Tokenizer::encode(std::string_view text,
                                                 const TokenizeOptions& options) const {
   if (text.size() > kMaxTextBytes) {
-    return {POLYKV_ERR_LIMIT, format("tokenise: the text has %zu bytes, at most %zu are taken; split it",
-                                     text.size(), kMaxTextBytes)};
+    return {POLYKV_ERR_LIMIT,
+            format("tokenise: the text has %zu bytes, at most %zu are taken; split it", text.size(),
+                   kMaxTextBytes)};
   }
   std::vector<uint32_t> ids;
   if (options.add_bos) {
@@ -241,7 +244,9 @@ std::string_view Tokenizer::token_bytes(uint32_t id) const {
   return id < vocab_size() ? std::string_view(state_->token_bytes[id]) : std::string_view();
 }
 
-bool Tokenizer::is_special(uint32_t id) const { return id < vocab_size() && state_->is_special(id); }
+bool Tokenizer::is_special(uint32_t id) const {
+  return id < vocab_size() && state_->is_special(id);
+}
 
 std::string Tokenizer::decode(std::span<const uint32_t> ids, bool with_special) const {
   std::string text;
@@ -251,9 +256,15 @@ std::string Tokenizer::decode(std::span<const uint32_t> ids, bool with_special) 
   return text;
 }
 
-uint32_t Tokenizer::vocab_size() const { return static_cast<uint32_t>(state_->token_bytes.size()); }
-std::optional<uint32_t> Tokenizer::bos_id() const { return state_->bos; }
-std::optional<uint32_t> Tokenizer::eos_id() const { return state_->eos; }
+uint32_t Tokenizer::vocab_size() const {
+  return static_cast<uint32_t>(state_->token_bytes.size());
+}
+std::optional<uint32_t> Tokenizer::bos_id() const {
+  return state_->bos;
+}
+std::optional<uint32_t> Tokenizer::eos_id() const {
+  return state_->eos;
+}
 
 bool Tokenizer::is_end_of_generation(uint32_t id) const {
   const auto& ends = state_->end_of_generation;

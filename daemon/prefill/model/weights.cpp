@@ -16,9 +16,9 @@ namespace {
 /// One tensor to load: where its rows go, and which order they have in the file.
 struct LoadTask {
   const TensorInfo* tensor;
-  size_t index;          // in gguf().tensors()
-  uint64_t target;       // floats from the region's start
-  uint32_t rotary_dim;   // 0: rows stay in order; else each run of so many rows is a permuted head
+  size_t index;         // in gguf().tensors()
+  uint64_t target;      // floats from the region's start
+  uint32_t rotary_dim;  // 0: rows stay in order; else each run of so many rows is a permuted head
 };
 
 std::vector<LoadTask> load_tasks(const Model& model, const WeightsLayout& layout) {
@@ -55,7 +55,8 @@ std::vector<LoadTask> load_tasks(const Model& model, const WeightsLayout& layout
   return tasks;
 }
 
-/// A GGUF's row 2j + a of a head is row a * dim/2 + j in the half-rotation layout (j < dim/2, a = 0, 1).
+/// A GGUF's row 2j + a of a head is row a * dim/2 + j in the half-rotation layout (j < dim/2, a =
+/// 0, 1).
 uint64_t unpermuted_row(uint64_t row, uint32_t rotary_dim) {
   if (rotary_dim == 0) return row;
   const uint64_t in_head = row % rotary_dim;
@@ -89,14 +90,17 @@ class Loader {
     const TensorInfo& tensor = *task.tensor;
     const uint64_t columns = tensor.dimensions[0];
     const uint64_t row_bytes = tensor.size_bytes / (tensor.value_count / columns);
-    const auto consume = [&](uint64_t first_row, uint64_t row_count, std::span<const uint8_t> bytes) {
+    const auto consume = [&](uint64_t first_row, uint64_t row_count,
+                             std::span<const uint8_t> bytes) {
       for (uint64_t i = 0; i < row_count; ++i) {
-        float* row = target_ + task.target + unpermuted_row(first_row + i, task.rotary_dim) * columns;
+        float* row =
+            target_ + task.target + unpermuted_row(first_row + i, task.rotary_dim) * columns;
         dequantise(tensor.type, bytes.subspan(i * row_bytes, row_bytes), std::span(row, columns));
       }
       bytes_done_ += bytes.size();
     };
-    POLYKV_ASSIGN_OR_RETURN(digests_[task.index], read_and_hash_tensor(model_.file(), tensor, consume));
+    POLYKV_ASSIGN_OR_RETURN(digests_[task.index],
+                            read_and_hash_tensor(model_.file(), tensor, consume));
     return Status::ok();
   }
 
@@ -111,7 +115,8 @@ class Loader {
   float* target_;
   std::vector<Digest> digests_;  // each written by the one thread that has the task
   uint64_t bytes_total_ = 0;
-  std::atomic<size_t> next_{0};  // default order: only the counting matters; join() publishes the results
+  std::atomic<size_t> next_{
+      0};  // default order: only the counting matters; join() publishes the results
   std::atomic<uint64_t> bytes_done_{0};
   std::atomic<bool> stop_{false};
   std::mutex mutex_;

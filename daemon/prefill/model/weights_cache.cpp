@@ -1,4 +1,5 @@
-// The weights cache file: what Weights::load made, as it lies in memory, for processes of one user to map.
+// The weights cache file: what Weights::load made, as it lies in memory, for processes of one user
+// to map.
 //
 //   0    magic "PKVWGHTS"            8
 //   8    u32 version = 1             4
@@ -20,6 +21,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "common/fd.h"
 #include "daemon/prefill/model/fingerprint.h"
 #include "daemon/prefill/model/weights.h"
 
@@ -43,28 +45,14 @@ struct Header {
 static_assert(sizeof(Header) == 96 && offsetof(Header, config) == 32 &&
               std::has_unique_object_representations_v<Header>);
 
-/// Closes a descriptor at the end of its scope.
-class ScopedFd {
- public:
-  explicit ScopedFd(int fd) : fd_(fd) {}
-  ScopedFd(const ScopedFd&) = delete;
-  ScopedFd& operator=(const ScopedFd&) = delete;
-  ~ScopedFd() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
 Status write_all(int fd, const void* data, uint64_t size_bytes, const std::string& path) {
   const auto* bytes = static_cast<const char*>(data);
   while (size_bytes > 0) {
     const ssize_t count = write(fd, bytes, std::min<uint64_t>(size_bytes, uint64_t{256} << 20));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) {
-      return system_error("write weights cache " + quoted(path), errno, "free space or choose another folder");
+      return system_error("write weights cache " + quoted(path), errno,
+                          "free space or choose another folder");
     }
     bytes += count;
     size_bytes -= static_cast<uint64_t>(count);
@@ -77,9 +65,11 @@ Status write_all(int fd, const void* data, uint64_t size_bytes, const std::strin
 Status Weights::save_cache(const std::string& path) const {
   const std::string temporary = path + format(".%ld.tmp", static_cast<long>(getpid()));
   unlink(temporary.c_str());
-  const ScopedFd fd(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  const UniqueFd fd(
+      open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (fd.get() < 0) {
-    return system_error("create weights cache " + quoted(temporary), errno, "choose a folder of your own");
+    return system_error("create weights cache " + quoted(temporary), errno,
+                        "choose a folder of your own");
   }
   const uint64_t value_bytes = layout_.value_count * sizeof(float);
   Header header{};
@@ -104,13 +94,16 @@ Status Weights::save_cache(const std::string& path) const {
   return status;
 }
 
-Result<Weights> Weights::open_cache(const std::string& path, const ModelConfig& config, bool verify) {
+Result<Weights> Weights::open_cache(const std::string& path, const ModelConfig& config,
+                                    bool verify) {
   const auto refuse = [&](polykv_status code, const char* cause) {
-    return Status(code, "open weights cache " + quoted(path) + ": " + cause + "; remove it and make it again");
+    return Status(code, "open weights cache " + quoted(path) + ": " + cause +
+                            "; remove it and make it again");
   };
-  const ScopedFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
   if (fd.get() < 0 && errno == ENOENT) {
-    return {POLYKV_ERR_NOT_FOUND, "open weights cache " + quoted(path) + ": there is none; load the model and save it"};
+    return {POLYKV_ERR_NOT_FOUND,
+            "open weights cache " + quoted(path) + ": there is none; load the model and save it"};
   }
   if (fd.get() < 0) return system_error("open weights cache " + quoted(path), errno);
   struct stat info {};
@@ -141,7 +134,8 @@ Result<Weights> Weights::open_cache(const std::string& path, const ModelConfig& 
   }
   void* base = mmap(nullptr, file_bytes, PROT_READ, MAP_SHARED, fd.get(), 0);
   if (base == MAP_FAILED) return system_error("map weights cache " + quoted(path), errno);
-  weights.region_ = std::shared_ptr<void>(base, [file_bytes](void* mapped) { munmap(mapped, file_bytes); });
+  weights.region_ =
+      std::shared_ptr<void>(base, [file_bytes](void* mapped) { munmap(mapped, file_bytes); });
   weights.data_ = reinterpret_cast<const float*>(static_cast<const char*>(base) + kHeaderBytes);
   if (verify && XXH3_64bits(weights.data_, value_bytes) != header.checksum) {
     return refuse(POLYKV_ERR_CORRUPT, "its checksum is wrong");

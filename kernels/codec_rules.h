@@ -28,6 +28,8 @@ inline constexpr char kLossyRule[] = "values must be finite and at most 2^120";
 /// between them.
 inline constexpr std::array<float, 8> kPaperCodebook = {-2.152F, -1.344F, -0.756F, -0.245F,
                                                         0.245F,  0.756F,  1.344F,  2.152F};
+inline constexpr std::array<float, 7> kPaperBoundaries = {-1.748F, -1.05F, -0.5005F, 0.0F,
+                                                          0.5005F, 1.05F,  1.748F};
 /// The published implementation's floors: of the K scale, and of a V norm before it divides by it.
 inline constexpr float kPaperFloor = 1e-8F;
 

@@ -1,0 +1,60 @@
+// The inner loops of the CPU path, once per instruction set; everything around them is in the
+// codecs' own files.
+//
+// Rows are fp32, `stride` floats apart, one row a token; dim counts are head_dims. Code layouts:
+// kernels/block_layout.h. No function checks its arguments, allocates or keeps state.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace polykv::cpu {
+
+struct Rows {
+  const float* data;
+  int64_t stride;
+  uint32_t count;  // at most 64
+  uint32_t dims;
+};
+
+/// A gain below zero leaves its token's slot as it is.
+struct Ops {
+  const char* name;
+
+  void (*f32_from_f16)(const uint16_t* source, float* target, size_t count);
+  void (*f32_from_bf16)(const uint16_t* source, float* target, size_t count);
+  void (*f16_from_f32)(const float* source, uint16_t* target, size_t count);
+  void (*bf16_from_f32)(const float* source, uint16_t* target, size_t count);
+
+  /// The largest |value - mean|; an infinity or NaN among the values gives one. `means` may be
+  /// null.
+  void (*max_abs)(const Rows& rows, const float* means, float* largest);
+  /// sums[dim] += each row's value.
+  void (*add_rows)(const Rows& rows, double* sums);
+  void (*norms)(const Rows& rows, double* norms);
+
+  /// code = round((value - mean) / gain), within +-127; a gain of zero gives code 0. `means` may be
+  /// null.
+  void (*k8_pack)(const Rows& rows, const float* means, const float* gains, uint8_t* codes);
+  void (*v8_pack)(const Rows& rows, const float* gains, uint8_t* codes);
+  /// Divides by `divisors`, rotates, takes the nearest codebook entry. dims: a power of two >= 8.
+  void (*v3_pack)(const Rows& rows, const float* divisors, uint8_t* codes);
+
+  /// All 64 tokens of a block. `means` may be null.
+  void (*k8_unpack)(const uint8_t* codes, uint32_t dims, const float* gains, const float* means,
+                    float* rows, int64_t stride);
+  void (*v8_unpack)(const uint8_t* codes, uint32_t dims, const float* gains, float* rows,
+                    int64_t stride);
+  /// norms / dims * (the rotated codebook entries).
+  void (*v3_unpack)(const uint8_t* codes, uint32_t dims, const float* norms, float* rows,
+                    int64_t stride);
+};
+
+/// The widest that this machine runs. POLYKV_CPU=baseline keeps to what every x86-64 (or other
+/// machine) has.
+const Ops& ops();
+const Ops& baseline_ops();
+/// Null where the compiler's target or this machine has no AVX2.
+const Ops* avx2_ops();
+
+}  // namespace polykv::cpu

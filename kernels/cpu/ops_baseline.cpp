@@ -1,0 +1,17 @@
+#include "kernels/cpu/ops_includes.h"
+
+#define POLYKV_TARGET
+#define POLYKV_AVX2 0
+#define POLYKV_OPS_NAME "baseline"
+
+namespace polykv::cpu {
+
+namespace {
+#include "kernels/cpu/ops_impl.h"
+}  // namespace
+
+const Ops& baseline_ops() {
+  return kOps;
+}
+
+}  // namespace polykv::cpu

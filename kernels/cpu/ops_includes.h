@@ -1,0 +1,14 @@
+// What ops_impl.h needs, included outside its namespaces.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "include/internal/geometry.h"
+#include "kernels/block_layout.h"
+#include "kernels/codec_rules.h"
+#include "kernels/cpu/ops.h"
+#include "kernels/half.h"

@@ -1,10 +1,11 @@
 // Digests: the chain that says *what* a document is, independent of names, profiles and of where
 // segments end.
 //
-//   root  = BLAKE2b-256("polykv root 1", fingerprint, dtype, RoPE parameters, geometry of each
-//   layer) d[0]  = BLAKE2b-256("polykv chunk 1", root,   ids 0..255) d[i]  = BLAKE2b-256("polykv
-//   chunk 1", d[i-1], ids 256*i .. 256*i+255) tail  = BLAKE2b-256("polykv tail 1", d[n-1], count,
-//   the last count < 256 ids)       only when there is such a tail
+//   root = BLAKE2b-256("polykv root 1", fingerprint, dtype, RoPE parameters, geometry of each layer)
+//   d[0] = BLAKE2b-256("polykv chunk 1", root,   ids 0 .. 255)
+//   d[i] = BLAKE2b-256("polykv chunk 1", d[i-1], ids 256*i .. 256*i+255)
+//   tail = BLAKE2b-256("polykv tail 1",  d[n-1], count, the last count ids)
+//          only when the document ends with count < 256 ids
 //
 // ids enter as little-endian uint32. Equal prefixes have equal chains; a short tail never equals a
 // full chunk. Functions are pure and thread-safe.

@@ -8,11 +8,13 @@
 //   digests      Digest[digest_count]                |
 //   certificate  CertificateEntry[layer_count or 0]  /
 //   data_offset  multiple of 4096: the payload of layer 0, then of layer 1, ...
-//                  K means       fp32   [kv_head, k_head_dim]             \ each part begins at the
-//                  next exact tokens  uint32 [exact_row_capacity]              | multiple of 64; a
-//                  part that the exact K rows  fp16   [kv_head, exact row, k_head_dim]  | profile
-//                  does not have is 0 bytes exact V rows  fp16   [kv_head, exact row, v_head_dim]
-//                  | and its offset is 0 blocks        [kv_head, block], block_bytes each       /
+//                  K means       fp32   [kv_head, k_head_dim]
+//                  exact tokens  uint32 [exact_row_capacity]
+//                  exact K rows  fp16   [kv_head, exact row, k_head_dim]
+//                  exact V rows  fp16   [kv_head, exact row, v_head_dim]
+//                  blocks        [kv_head, block], block_bytes each
+//                each part begins at the next multiple of 64; a part that the profile does not
+//                have is 0 bytes and its offset is 0
 //   total_bytes  multiple of 4096
 //
 // All numbers are little-endian. Offsets count from the segment's first byte; nothing is a pointer.

@@ -92,7 +92,7 @@ Result<std::pair<UniqueFd, UniqueFd>> packet_socketpair() {
   return std::pair(UniqueFd(ends[0]), UniqueFd(ends[1]));
 }
 
-Result<UniqueFd> packet_connect(const std::string& path) {
+Result<UniqueFd> packet_connect(const std::string& path, int64_t timeout_ms) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof address.sun_path) {
@@ -103,9 +103,22 @@ Result<UniqueFd> packet_connect(const std::string& path) {
   std::memcpy(address.sun_path, path.data(), path.size());
   UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!socket) return system_error("make a socket", errno, "see RLIMIT_NOFILE");
+  if (timeout_ms >= 0) {
+    // Zero would mean "no bound" to the kernel. For a socket of this family it bounds connect(2).
+    const int64_t bounded_ms = timeout_ms == 0 ? 1 : timeout_ms;
+    const timeval bound{bounded_ms / 1000, bounded_ms % 1000 * 1000};
+    if (::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &bound, sizeof bound) != 0) {
+      return system_error("bound the wait for a connection", errno);
+    }
+  }
   while (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) !=
          0) {
     if (errno == EINTR) continue;
+    if (errno == EAGAIN) {
+      return {POLYKV_ERR_TIMEOUT,
+              format("connect to '%s': nobody accepts the connection; is polykvd stopped?",
+                     path.c_str())};
+    }
     if (errno == EACCES || errno == EPERM) {
       return {POLYKV_ERR_PERMISSION,
               format("connect to '%s': permission denied; is your user in the socket's group?",

@@ -38,7 +38,8 @@ Result<SocketResult> packet_receive(int socket, ReceivedPacket& out);
 Result<std::pair<UniqueFd, UniqueFd>> packet_socketpair();
 /// ERR_DAEMON_UNREACHABLE when nobody listens or the path is not there; ERR_PERMISSION;
 /// ERR_INVALID_ARGUMENT (path too long).
-Result<UniqueFd> packet_connect(const std::string& path);
+/// timeout_ms bounds the wait for a listener whose queue is full (ERR_TIMEOUT); negative: no bound.
+Result<UniqueFd> packet_connect(const std::string& path, int64_t timeout_ms = -1);
 
 /// Makes fd (non-)blocking.
 Status set_nonblocking(int fd, bool nonblocking);

@@ -1,0 +1,41 @@
+// What the daemon says about documents and about itself, as plain values.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "include/internal/geometry.h"
+#include "libclient/session.h"
+#include "polykv/polykv.h"
+
+namespace polykv::lib {
+
+struct DocumentRecord {
+  std::vector<std::string> names;
+  Digest digest{};
+  ModelIdentity identity;
+  Profile profile = Profile::any;
+  uint64_t token_count = 0;
+  uint32_t segment_count = 0;
+  uint64_t stored_bytes = 0;
+  uint64_t bf16_bytes = 0;
+  uint32_t lease_count = 0;
+  std::string state;
+  int64_t created_unix_ms = 0;
+  bool is_public = false;
+};
+/// POLYKV_ERR_PROTOCOL when something a document must have is missing or out of range.
+Result<DocumentRecord> from_wire(const wire::DocumentInfo* info);
+
+/// Every document that the caller may see, page by page; `visit` returns false to end.
+Status list_documents(Session& session, const std::function<bool(const DocumentRecord&)>& visit);
+
+/// Exactly one of name (not empty) and digest (not null).
+Status remove_document(Session& session, const std::string& name, const Digest* digest);
+
+/// Fills all but struct_size.
+Status read_daemon_status(Session& session, polykv_daemon_status& out);
+
+}  // namespace polykv::lib

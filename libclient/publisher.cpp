@@ -1,0 +1,218 @@
+#include "libclient/publisher.h"
+
+#include <algorithm>
+#include <cinttypes>
+
+#include "common/digest.h"
+#include "libclient/acquire.h"
+
+namespace polykv::lib {
+
+namespace {
+
+// The daemon allocates at a reservation and reads every byte at a commit: what even a slow machine
+// does in a second.
+constexpr uint64_t kBytesPerSecond = 50'000'000;
+
+Deadline deadline_for_bytes(uint64_t size_bytes) {
+  return deadline_after_ms(kReplyTimeoutMs +
+                           static_cast<int64_t>(size_bytes / kBytesPerSecond) * 1000);
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Publisher>> Publisher::create(const std::shared_ptr<Session>& session,
+                                                     const wire::TicketGranted& ticket,
+                                                     std::span<const uint32_t> tokens,
+                                                     Profile profile) {
+  if (ticket.ticket() == nullptr || ticket.model() == nullptr ||
+      ticket.token_count() != tokens.size() || ticket.next_token() >= tokens.size()) {
+    return {POLYKV_ERR_PROTOCOL, "read a ticket: it does not fit the tokens that were asked for"};
+  }
+  std::shared_ptr<Publisher> publisher(new Publisher(session));
+  publisher->ticket_ = *ticket.ticket();
+  POLYKV_ASSIGN_OR_RETURN(publisher->identity_, polykv::from_wire(*ticket.model()));
+  publisher->profile_ = profile;
+  publisher->tokens_.assign(tokens.begin(), tokens.end());
+  publisher->digest_ = chain_digests(chain_root(publisher->identity_), tokens).back();
+  publisher->next_token_ = ticket.next_token();
+  return publisher;
+}
+
+Publisher::~Publisher() {
+  abort();
+}
+
+Status Publisher::check_usable(const char* operation) const {
+  POLYKV_RETURN_IF_ERROR(session_->check_process(operation));
+  if (ended_) {
+    return {POLYKV_ERR_STALE, std::string(operation) + ": the publisher has ended"};
+  }
+  return Status::ok();
+}
+
+Result<std::unique_ptr<OpenSegment>> Publisher::begin_segment(uint64_t token_count) {
+  POLYKV_RETURN_IF_ERROR(check_usable("begin a segment"));
+  const uint64_t left = tokens_.size() - next_token_;
+  if (segment_open_ || left == 0) {
+    return {POLYKV_ERR_INVALID_ARGUMENT,
+            segment_open_ ? "begin a segment: another one is open; commit or abort it first"
+                          : "begin a segment: every token is committed; finish the publisher"};
+  }
+  POLYKV_ASSIGN_OR_RETURN(const Codec* const codec, require_codec(profile_));
+  if (codec->single_segment_only && token_count == 0) token_count = left;
+  if (token_count == 0) token_count = std::min(kSegmentTokens, left);
+  if (token_count > left || (codec->single_segment_only && token_count != left)) {
+    return {POLYKV_ERR_INVALID_ARGUMENT,
+            format("begin a segment of %" PRIu64 " tokens: %" PRIu64 " are left%s", token_count,
+                   left, codec->single_segment_only ? ", and this profile takes one segment" : "")};
+  }
+  const bool ends_document = token_count == left;
+  SegmentSpec spec;
+  spec.identity = identity_;
+  spec.profile = profile_;
+  spec.first_token = next_token_;
+  spec.token_count = token_count;
+  spec.digest_count = segment_digest_count(next_token_, token_count, ends_document);
+  POLYKV_ASSIGN_OR_RETURN(const uint64_t size_bytes, segment_size_bytes(spec));
+
+  flatbuffers::FlatBufferBuilder builder;
+  const auto body = wire::CreateSegmentReserve(builder, &ticket_, next_token_, token_count);
+  POLYKV_ASSIGN_OR_RETURN(
+      const Message reply,
+      session_->call<wire::SegmentReserved>(builder, body, {}, deadline_for_bytes(size_bytes)));
+  const auto* reserved = reply.as<wire::SegmentReserved>();
+  if (reserved->segment() == nullptr) {
+    return {POLYKV_ERR_PROTOCOL, "begin a segment: the reply has no handle"};
+  }
+  segment_open_ = true;
+  // From here on its destructor gives the reservation back.
+  std::unique_ptr<OpenSegment> segment(new OpenSegment);
+  segment->publisher_ = shared_from_this();
+  segment->handle_ = *reserved->segment();
+  segment->first_token_ = next_token_;
+  segment->token_count_ = token_count;
+  segment->size_bytes_ = size_bytes;
+  std::vector<Digest> digests;
+  if (reserved->digests() != nullptr) {
+    for (const wire::Digest* digest : *reserved->digests()) {
+      digests.push_back(polykv::from_wire(*digest));
+    }
+  }
+  if (reserved->size_bytes() != size_bytes || reserved->parent_digest() == nullptr ||
+      digests.size() != spec.digest_count || reserved->root_digest() == nullptr ||
+      polykv::from_wire(*reserved->root_digest()) != chain_root(identity_)) {
+    return {POLYKV_ERR_PROTOCOL,
+            format("begin a segment: polykvd planned %" PRIu64 " bytes and %zu digests, this "
+                   "library %" PRIu64 " and %u; are they of the same version?",
+                   reserved->size_bytes(), digests.size(), size_bytes, spec.digest_count)};
+  }
+  POLYKV_ASSIGN_OR_RETURN(segment->mapping_,
+                          Mapping::map(reply.fds[0].get(), size_bytes, MapAccess::read_write));
+  SegmentContents contents;
+  contents.token_ids = std::span(tokens_).subspan(next_token_, token_count);
+  contents.parent = polykv::from_wire(*reserved->parent_digest());
+  contents.digests = digests;
+  POLYKV_ASSIGN_OR_RETURN(
+      segment->writer_, SegmentWriter::create(spec, contents, segment->mapping_.writable_bytes()));
+  return segment;
+}
+
+Status Publisher::progress(uint64_t tokens_done) {
+  POLYKV_RETURN_IF_ERROR(check_usable("report progress"));
+  flatbuffers::FlatBufferBuilder builder;
+  const auto body = wire::CreateTicketProgress(builder, &ticket_, tokens_done);
+  return session_->call<wire::Done>(builder, body).status();
+}
+
+Status Publisher::finish() {
+  POLYKV_RETURN_IF_ERROR(check_usable("finish publishing"));
+  if (segment_open_ || next_token_ != tokens_.size()) {
+    const uint64_t done = next_token_;
+    abort();
+    return {POLYKV_ERR_INVALID_ARGUMENT,
+            format("finish publishing: %" PRIu64 " of %zu tokens are committed; it was given up",
+                   done, tokens_.size())};
+  }
+  ended_ = true;
+  return Status::ok();
+}
+
+Result<std::unique_ptr<Lease>> Publisher::finish_with_lease() {
+  POLYKV_RETURN_IF_ERROR(finish());
+  AcquireRequest request;
+  request.digest = digest_;
+  request.profile = profile_;
+  POLYKV_ASSIGN_OR_RETURN(Acquired acquired, acquire(session_, request));
+  return std::move(acquired.lease);
+}
+
+void Publisher::abort() {
+  if (ended_) return;
+  ended_ = true;
+  // The last commit ended the ticket already.
+  if (next_token_ == tokens_.size()) return;
+  if (!session_->check_process("abort").is_ok() || session_->closed_by_caller()) return;
+  flatbuffers::FlatBufferBuilder builder;
+  const auto body = wire::CreateTicketAbort(builder, &ticket_);
+  static_cast<void>(session_->call<wire::Done>(builder, body).is_ok());
+}
+
+OpenSegment::~OpenSegment() {
+  abort();
+}
+
+Status OpenSegment::encode_layer(uint32_t layer, KvSource source,
+                                 std::span<const uint32_t> chosen_exact_tokens) {
+  POLYKV_RETURN_IF_ERROR(publisher_->check_usable("encode a layer"));
+  const auto& layers = publisher_->identity_.layers;
+  if (layer >= layers.size() || source.k == nullptr || source.v == nullptr) {
+    return {POLYKV_ERR_INVALID_ARGUMENT,
+            layer < layers.size()
+                ? format("encode layer %u: K or V is missing", layer)
+                : format("encode layer %u: the model has %zu layers", layer, layers.size())};
+  }
+  const LayerGeometry& geometry = layers[layer];
+  source.k_strides =
+      dense_unless_given(source.k_strides, geometry.kv_head_count, geometry.k_head_dim);
+  source.v_strides =
+      dense_unless_given(source.v_strides, geometry.kv_head_count, geometry.v_head_dim);
+  return writer_->encode_layer(layer, source, chosen_exact_tokens);
+}
+
+Status OpenSegment::commit() {
+  POLYKV_RETURN_IF_ERROR(publisher_->check_usable("commit a segment"));
+  const Status finished = writer_->finish();
+  if (!finished.is_ok()) {
+    abort();
+    return finished.with_context("commit a segment");
+  }
+  // The kernel refuses the seal against writing while any writable mapping exists.
+  writer_.reset();
+  mapping_.reset();
+  ended_ = true;
+  publisher_->segment_open_ = false;
+  flatbuffers::FlatBufferBuilder builder;
+  const auto body = wire::CreateSegmentCommit(builder, &handle_);
+  POLYKV_RETURN_IF_ERROR(
+      publisher_->session_->call<wire::Done>(builder, body, {}, deadline_for_bytes(size_bytes_))
+          .status());
+  publisher_->next_token_ = first_token_ + token_count_;
+  return Status::ok();
+}
+
+void OpenSegment::abort() {
+  if (ended_) return;
+  ended_ = true;
+  writer_.reset();
+  mapping_.reset();
+  publisher_->segment_open_ = false;
+  if (!publisher_->check_usable("abort").is_ok() || publisher_->session_->closed_by_caller()) {
+    return;  // the daemon has forgotten it, or will with the parent's own abort
+  }
+  flatbuffers::FlatBufferBuilder builder;
+  const auto body = wire::CreateSegmentAbort(builder, &handle_);
+  static_cast<void>(publisher_->session_->call<wire::Done>(builder, body).is_ok());
+}
+
+}  // namespace polykv::lib

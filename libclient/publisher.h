@@ -1,0 +1,98 @@
+// Publisher and OpenSegment: the producer's side. A ticket says who may produce; segments are
+// written in place into memory that the daemon reserved, and sealed by it at the commit.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "common/fd.h"
+#include "common/mapping.h"
+#include "kernels/segment.h"
+#include "libclient/lease.h"
+#include "libclient/session.h"
+
+namespace polykv::lib {
+
+/// Tokens of a segment unless the producer asks for another number.
+inline constexpr uint64_t kSegmentTokens = 4096;
+
+class OpenSegment;
+
+/// For one thread; its open segment may be encoded by many. Create with acquire().
+class Publisher : public std::enable_shared_from_this<Publisher> {
+ public:
+  static Result<std::shared_ptr<Publisher>> create(const std::shared_ptr<Session>& session,
+                                                   const wire::TicketGranted& ticket,
+                                                   std::span<const uint32_t> tokens,
+                                                   Profile profile);
+  ~Publisher();
+
+  const ModelIdentity& identity() const { return identity_; }
+  std::span<const uint32_t> tokens() const { return tokens_; }
+  Profile profile() const { return profile_; }
+  uint64_t next_token() const { return next_token_; }
+  uint64_t token_count() const { return tokens_.size(); }
+  const Digest& digest() const { return digest_; }
+  Session& session() const { return *session_; }
+
+  /// token_count 0: kSegmentTokens or what is left; all that is left for single-segment profiles.
+  Result<std::unique_ptr<OpenSegment>> begin_segment(uint64_t token_count = 0);
+  /// POLYKV_ERR_STALE: the ticket was lost.
+  Status progress(uint64_t tokens_done);
+  /// All tokens are committed; otherwise POLYKV_ERR_INVALID_ARGUMENT, and the ticket is given up.
+  Status finish();
+  Result<std::unique_ptr<Lease>> finish_with_lease();
+  /// Gives the ticket up.
+  void abort();
+
+ private:
+  friend class OpenSegment;
+  explicit Publisher(std::shared_ptr<Session> session) : session_(std::move(session)) {}
+  Status check_usable(const char* operation) const;
+
+  std::shared_ptr<Session> session_;
+  wire::Handle ticket_;
+  ModelIdentity identity_;
+  Profile profile_ = Profile::any;
+  std::vector<uint32_t> tokens_;  // of the whole document
+  Digest digest_{};
+  uint64_t next_token_ = 0;
+  bool segment_open_ = false;
+  bool ended_ = false;
+};
+
+/// A reserved segment being filled. encode_layer from many threads, different layers; the rest is
+/// for one thread.
+class OpenSegment {
+ public:
+  ~OpenSegment();
+  uint64_t first_token() const { return first_token_; }
+  uint64_t token_count() const { return token_count_; }
+
+  /// Strides that are all 0 mean dense. `chosen_exact_tokens`: see SegmentWriter.
+  Status encode_layer(uint32_t layer, KvSource source,
+                      std::span<const uint32_t> chosen_exact_tokens = {});
+  /// Unmaps, then lets the daemon seal and verify. Once; on failure the reservation is given back.
+  Status commit();
+  /// Gives the reservation back.
+  void abort();
+
+ private:
+  friend class Publisher;
+  OpenSegment() = default;
+
+  std::shared_ptr<Publisher> publisher_;
+  wire::Handle handle_;
+  uint64_t first_token_ = 0;
+  uint64_t token_count_ = 0;
+  uint64_t size_bytes_ = 0;
+  Mapping mapping_;
+  std::optional<SegmentWriter> writer_;
+  bool ended_ = false;
+};
+
+}  // namespace polykv::lib

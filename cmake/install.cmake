@@ -40,7 +40,8 @@ if(TARGET polykv-prefill)
   install(TARGETS polykv-prefill RUNTIME DESTINATION ${CMAKE_INSTALL_LIBEXECDIR}/polykv)
 endif()
 
-# systemd looks for units in /usr/lib and in /usr/local/lib, never in an architecture's library folder.
+# systemd looks for units in /usr/lib and in /usr/local/lib, never in an architecture's library
+# folder.
 foreach(folder system user)
   file(GLOB unit_files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/systemd/${folder}/*.in)
   foreach(unit_file IN LISTS unit_files)

@@ -1,5 +1,6 @@
-# Every target of ours goes through polykv_target, so that warnings, sanitizers and include roots are set in one place.
-# Sources include by path from the repository's root: #include "common/result.h", #include "kernels/codec.h".
+# Every target of ours goes through polykv_target, so that warnings, sanitizers and include roots
+# are set in one place. Sources include by path from the repository's root: #include
+# "common/result.h", #include "kernels/codec.h".
 function(polykv_target target)
   target_compile_options(${target} PRIVATE -Wall -Wextra
     $<$<BOOL:${POLYKV_WERROR}>:-Werror>
@@ -12,8 +13,8 @@ function(polykv_target target)
   endif()
 endfunction()
 
-# polykv_test(name SOURCES ... LIBS ... [LABELS ...] [TIMEOUT seconds]): a Catch2 program that ctest runs as one test.
-# Exit code 77 means "skipped: this machine lacks something", and says what.
+# polykv_test(name SOURCES ... LIBS ... [LABELS ...] [TIMEOUT seconds]): a Catch2 program that ctest
+# runs as one test. Exit code 77 means "skipped: this machine lacks something", and says what.
 function(polykv_test name)
   cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LIBS;LABELS;ENVIRONMENT" ${ARGN})
   add_executable(${name} ${arg_SOURCES})

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/gpu-probe compiles wherever there is an nvcc. Where there is a device too it prints a row for each question;
-# where there is none it says why and exits with 77.
+# scripts/gpu-probe compiles wherever there is an nvcc. Where there is a device too it prints a row
+# for each question; where there is none it says why and exits with 77.
 set -euo pipefail
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

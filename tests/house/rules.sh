@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# rules.sh RULE: checks one house rule on the files that git tracks, in the repository of the current folder.
-# Prints each violation; exit code 1 when there is one, 77 when a tool is missing.
+# rules.sh RULE: checks one house rule on the files that git tracks, in the repository of the
+# current folder. Prints each violation; exit code 1 when there is one, 77 when a tool is missing.
 set -euo pipefail
 
 skip() {
@@ -56,7 +56,8 @@ dependencies_go_down() {
     forbid kernels '(libclient|daemon|examples|tests)/'
     forbid libclient '(daemon|examples|tests)/'
     forbid daemon '(examples|tests)/'
-    # The daemon must not die of a model file, nor carry a tensor library; neither may an agent's library.
+    # The daemon must not die of a model file, nor carry a tensor library; neither may an agent's
+    # library.
     forbid daemon '(torch|ATen|c10)/' daemon/prefill
     forbid libclient '(torch|ATen|c10|boost)/'
     forbid include '(torch|ATen|c10|boost)/'
@@ -110,13 +111,23 @@ exit_code_table_equals_status_header() {
     report "docs/exit-codes.md (>) and include/polykv/status.h (<) differ:"
 }
 
+links_in_documents_lead_somewhere() {
+  local document target
+  while IFS= read -r -d '' document; do
+    while IFS= read -r target; do
+      [ -e "$(dirname "$document")/$target" ] || echo "$document: $target"
+    done < <(grep -oE '\]\([^)#]+' "$document" | sed 's/^](//' | grep -vE '^[a-z]+:' || true)
+  done < <(tracked '*.md') | report "links to what is not there:"
+}
+
 scripts_are_clean() {
   command -v shellcheck >/dev/null || skip "shellcheck is not installed"
   { scripts | xargs -0r grep -lZE '^#!.*\b(ba)?sh\b' | xargs -0r shellcheck || true; } | report "shellcheck says:"
 }
 
 packages_are_named_in_one_place() {
-  # scripts/debootstrap-check only makes the bare system; what polykv needs, scripts/packages installs.
+  # scripts/debootstrap-check only makes the bare system; what polykv needs, scripts/packages
+  # installs.
   { tracked '.ci/*' 'scripts/*' ':!scripts/packages' 'tests/*' ':!tests/house/*' |
     xargs -0r grep -nE 'apt(-get)? +(-[^ ]+ +)*install' || true; } | report "name packages in scripts/packages:"
 }
@@ -140,12 +151,13 @@ rules_find_violations() {
   printf 'typedef size_t broken;\n' >include/polykv/broken.h
   printf '  X(OK, 0, "success")\n' >include/polykv/status.h
   printf '| 0 | `POLYKV_OK` | failure |\n' >docs/exit-codes.md
+  printf '[it](nowhere.md)\n' >docs/links.md
   printf '#!/bin/bash\nrm -rf $1/x\n' >scripts/careless
   printf 'apt-get -y %s cmake\n' install >>scripts/careless
   export CC=${CC:-cc} CXX=${CXX:-c++} BUILD=$scratch
   for rule in files_are_short nothing_is_left_unfinished no_path_of_this_machine dependencies_go_down \
     sources_are_formatted public_headers_compile_alone_as_c_and_cpp exit_code_table_equals_status_header \
-    scripts_are_clean packages_are_named_in_one_place; do
+    links_in_documents_lead_somewhere scripts_are_clean packages_are_named_in_one_place; do
     if "$rules" "$rule" >/dev/null 2>&1; then
       echo "$rule did not find the violation made for it"
       failures=1

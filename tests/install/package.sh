@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# package.sh BUILD-FOLDER VERSION: what is installed is enough for somebody else's program, found by find_package and by
-# pkg-config, wherever the tree was put; and nothing but the public headers and symbols is there.
+# package.sh BUILD-FOLDER VERSION: what is installed is enough for somebody else's program, found by
+# find_package and by pkg-config, wherever the tree was put; and nothing but the public headers and
+# symbols is there.
 set -euo pipefail
 build=$1 version=$2
 consumer=$(cd "$(dirname "${BASH_SOURCE[0]}")/consumer" && pwd)

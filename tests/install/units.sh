@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# units.sh BUILD-FOLDER PROGRAM: systemd accepts the units of the build and finds the services well sandboxed.
-# PROGRAM stands in for the installed polykvd, which `systemd-analyze verify` wants to exist.
+# units.sh BUILD-FOLDER PROGRAM: systemd accepts the units of the build and finds the services well
+# sandboxed. PROGRAM stands in for the installed polykvd, which `systemd-analyze verify` wants to
+# exist.
 set -euo pipefail
 build=$1 program=$2
 command -v systemd-analyze >/dev/null || {
@@ -14,7 +15,8 @@ failures=0
 export XDG_RUNTIME_DIR=$scratch/runtime
 mkdir -m 0700 "$XDG_RUNTIME_DIR"
 
-# Highest exposure allowed, in tenths. A user's service manager cannot enforce what needs privileges.
+# Highest exposure allowed, in tenths. A user's service manager cannot enforce what needs
+# privileges.
 threshold_of() { case "$1" in system) echo 10 ;; user) echo 62 ;; esac; }
 
 for scope in system user; do

@@ -1,0 +1,204 @@
+// The fast paths against the reference: the tolerances of docs/segment-format.md.
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/block_layout.h"
+#include "kernels/codec_rules.h"
+#include "kernels/cpu/ops.h"
+#include "tests/support/segments.h"
+
+using namespace polykv;
+using namespace polykv::test;
+
+namespace {
+
+AlignedBytes encode(const LayerValues& values, Profile profile, Backend backend) {
+  SegmentOptions options;
+  options.backend = backend;
+  return build_segment(test_spec(test_model({values.geometry}), profile, values.token_count),
+                       {values}, options);
+}
+
+double relative_error(const std::vector<float>& got, const std::vector<float>& want) {
+  double difference = 0;
+  double norm = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    difference += std::pow(double{got[i]} - want[i], 2);
+    norm += std::pow(double{want[i]}, 2);
+  }
+  return std::sqrt(difference / norm);
+}
+
+uint16_t gain_at(const LayerView& layer, uint32_t head, uint64_t token, uint64_t start) {
+  uint16_t gain;
+  std::memcpy(&gain, layer.block(head, token / 64) + start + token % 64 * 2, sizeof gain);
+  return gain;
+}
+
+const LayerGeometry kGeometries[] = {{3, 64, 64, 0}, {1, 128, 64, 0}, {2, 256, 32, 0}};
+
+}  // namespace
+
+TEST_CASE("exact is the same bytes on every path") {
+  for (const LayerGeometry& geometry : kGeometries) {
+    const LayerValues values = random_values(geometry, 333, 1);
+    const AlignedBytes a = encode(values, Profile::exact, Backend::reference);
+    const AlignedBytes b = encode(values, Profile::exact, Backend::cpu);
+    CHECK(std::equal(a.span().begin(), a.span().end(), b.span().begin(), b.span().end()));
+  }
+}
+
+TEST_CASE(
+    "k8v8: means equal, gains within an fp16 ulp, codes within a step in at most 1e-4 of the "
+    "values") {
+  for (const LayerGeometry& geometry : kGeometries) {
+    const LayerValues values = random_values(geometry, 777, 2);
+    const AlignedBytes a = encode(values, Profile::k8v8, Backend::reference);
+    const AlignedBytes b = encode(values, Profile::k8v8, Backend::cpu);
+    const LayerView want = open_segment(a).layer(0);
+    const LayerView got = open_segment(b).layer(0);
+    CHECK(std::memcmp(want.k_means, got.k_means,
+                      geometry.kv_head_count * geometry.k_head_dim * 4) == 0);
+    CHECK(want.scales.k_gain_exponent == got.scales.k_gain_exponent);
+    CHECK(want.scales.v_gain_exponent == got.scales.v_gain_exponent);
+    uint64_t far_gains = 0;
+    uint64_t different = 0;
+    uint64_t far_codes = 0;
+    uint64_t codes = 0;
+    for (uint32_t head = 0; head < geometry.kv_head_count; ++head) {
+      for (uint64_t token = 0; token < 777; ++token) {
+        for (const uint64_t start : {K8V8Block::k_gains, K8V8Block::v_gains}) {
+          if (std::abs(gain_at(want, head, token, start) - gain_at(got, head, token, start)) > 1)
+            ++far_gains;
+        }
+      }
+      for (uint64_t block = 0; block < want.block_count; ++block) {
+        for (uint64_t i = K8V8Block::k_codes; i < want.block_bytes; ++i) {
+          const int step =
+              static_cast<int8_t>(want.block(head, block)[i] - got.block(head, block)[i]);
+          ++codes;
+          if (step != 0) ++different;
+          if (std::abs(step) > 1) ++far_codes;
+        }
+      }
+    }
+    CHECK(far_gains == 0);
+    CHECK(far_codes == 0);
+    CHECK(static_cast<double>(different) <= 1e-4 * static_cast<double>(codes));
+  }
+}
+
+TEST_CASE(
+    "paper-k8v3: scale equal, norms within an fp16 ulp, codes within a step in at most 1e-4 of the "
+    "values") {
+  for (const LayerGeometry& geometry : kGeometries) {
+    const LayerValues values = random_values(geometry, 777, 3);
+    const AlignedBytes a = encode(values, Profile::paper_k8v3, Backend::reference);
+    const AlignedBytes b = encode(values, Profile::paper_k8v3, Backend::cpu);
+    const LayerView want = open_segment(a).layer(0);
+    const LayerView got = open_segment(b).layer(0);
+    CHECK(want.scales.k_scale == got.scales.k_scale);
+    CHECK(want.scales.v_gain_exponent == got.scales.v_gain_exponent);
+    uint64_t different = 0;
+    uint64_t far = 0;
+    for (uint32_t head = 0; head < geometry.kv_head_count; ++head) {
+      for (uint64_t token = 0; token < 777; ++token) {
+        if (std::abs(gain_at(want, head, token, 0) - gain_at(got, head, token, 0)) > 1) ++far;
+        const uint8_t* x = want.block(head, token / 64);
+        const uint8_t* y = got.block(head, token / 64);
+        const auto slot = static_cast<uint32_t>(token % 64);
+        for (uint32_t i = 0; i < geometry.k_head_dim; ++i) {
+          const int step = x[PaperBlock::k_codes + k8_offset(slot, i)] -
+                           y[PaperBlock::k_codes + k8_offset(slot, i)];
+          if (step != 0) ++different;
+          if (std::abs(step) > 1) ++far;
+        }
+        for (uint32_t i = 0; i < geometry.v_head_dim; ++i) {
+          const uint64_t start = PaperBlock::v_codes(geometry);
+          const int step = static_cast<int>(v3_get(x + start, slot, i, geometry.v_head_dim)) -
+                           static_cast<int>(v3_get(y + start, slot, i, geometry.v_head_dim));
+          if (step != 0) ++different;
+          if (std::abs(step) > 1) ++far;
+        }
+      }
+    }
+    CHECK(far == 0);
+    CHECK(static_cast<double>(different) <=
+          1e-4 * static_cast<double>(values.k.size() + values.v.size()));
+  }
+}
+
+TEST_CASE("every path decodes the same bytes to values within 1e-6 of the reference") {
+  for (const Profile profile : {Profile::exact, Profile::k8v8, Profile::paper_k8v3}) {
+    for (const LayerGeometry& geometry : kGeometries) {
+      const LayerValues values = random_values(geometry, 333, 4);
+      const AlignedBytes bytes = encode(values, profile, Backend::reference);
+      const SegmentView view = open_segment(bytes);
+      const LayerValues want = decode_all(view, 0, Backend::reference);
+      const LayerValues got = decode_all(view, 0, Backend::cpu);
+      CHECK(relative_error(got.k, want.k) <= 1e-6);
+      CHECK(relative_error(got.v, want.v) <= 1e-6);
+    }
+  }
+}
+
+TEST_CASE("encoding twice gives the same bytes") {
+  const LayerValues values = random_values(kGeometries[0], 333, 5);
+  for (const Profile profile : {Profile::exact, Profile::k8v8, Profile::paper_k8v3}) {
+    for (const Backend backend : {Backend::reference, Backend::cpu}) {
+      const AlignedBytes a = encode(values, profile, backend);
+      const AlignedBytes b = encode(values, profile, backend);
+      CHECK(std::equal(a.span().begin(), a.span().end(), b.span().begin()));
+    }
+  }
+}
+
+TEST_CASE("the tail of a block holds zeros behind the last token") {
+  const LayerValues values = random_values({1, 64, 64, 0}, 65, 6);
+  for (const Backend backend : {Backend::reference, Backend::cpu}) {
+    for (const Profile profile : {Profile::exact, Profile::k8v8, Profile::paper_k8v3}) {
+      const AlignedBytes bytes = encode(values, profile, backend);
+      const LayerView layer = open_segment(bytes).layer(0);
+      const uint8_t* block = layer.block(0, 1);
+      uint64_t used = 0;
+      for (uint64_t i = 0; i < layer.block_bytes; ++i) used += block[i] != 0 ? 1U : 0U;
+      // One token's codes, its gains; at 3 bits a code lies in up to three bytes.
+      CHECK(used <= (profile == Profile::exact ? 512U : 64 + 3 * 64 + 4));
+      CHECK(used > 0);
+    }
+  }
+}
+
+TEST_CASE("the instruction set can be held back, and gives the same results") {
+  const LayerGeometry geometry{1, 64, 64, 0};
+  const LayerValues values = random_values(geometry, 64, 7);
+  const cpu::Ops* wide = cpu::avx2_ops();
+  if (wide == nullptr) return;
+  const cpu::Ops& plain = cpu::baseline_ops();
+  const cpu::Rows k{values.k.data(), 64, 64, 64};
+  std::vector<float> a(64);
+  std::vector<float> b(64);
+  plain.max_abs(k, nullptr, a.data());
+  wide->max_abs(k, nullptr, b.data());
+  CHECK(a == b);
+  for (float& gain : a) gain /= 127;
+  std::vector<uint8_t> x(64 * 64);
+  std::vector<uint8_t> y(64 * 64);
+  plain.k8_pack(k, nullptr, a.data(), x.data());
+  wide->k8_pack(k, nullptr, a.data(), y.data());
+  CHECK(x == y);
+  plain.v8_pack(k, a.data(), x.data());
+  wide->v8_pack(k, a.data(), y.data());
+  CHECK(x == y);
+  std::vector<float> left(64 * 64);
+  std::vector<float> right(64 * 64);
+  plain.v8_unpack(x.data(), 64, a.data(), left.data(), 64);
+  wide->v8_unpack(x.data(), 64, a.data(), right.data(), 64);
+  CHECK(left == right);
+  std::vector<uint8_t> v3(64 * 24);
+  plain.v3_pack(k, a.data(), v3.data());
+  plain.v3_unpack(v3.data(), 64, a.data(), left.data(), 64);
+  wide->v3_unpack(v3.data(), 64, a.data(), right.data(), 64);
+  CHECK(relative_error(right, left) <= 1e-6);
+}

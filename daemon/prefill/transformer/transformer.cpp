@@ -1,0 +1,291 @@
+#include "daemon/prefill/transformer/transformer.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cassert>
+#include <cmath>
+
+#include "daemon/prefill/transformer/attention.h"
+#include "daemon/prefill/transformer/blas.h"
+#include "daemon/prefill/transformer/row_kernels.h"
+
+namespace polykv {
+
+namespace {
+
+std::atomic<uint32_t> process_threads{1};  // relaxed: a number that is set once, before any work
+
+/// Floats of one row in each of the buffers that pass through a layer.
+struct RowSizes {
+  explicit RowSizes(const ModelConfig& config)
+      : embedding(config.embedding_length),
+        qkv((size_t{config.head_count} + 2 * size_t{config.kv_head_count}) * config.head_dim),
+        heads(size_t{config.head_count} * config.head_dim),
+        hidden(config.feed_forward_length) {}
+  size_t embedding;
+  size_t qkv;
+  size_t heads;
+  size_t hidden;
+  size_t total() const { return 2 * embedding + qkv + heads + 3 * hidden; }
+};
+
+/// Runs body(row) for all rows on the team's threads.
+template <typename Body>
+void for_each_row(size_t row_count, uint32_t thread_count, const Body& body) {
+  const auto count = static_cast<int64_t>(row_count);
+#pragma omp parallel for num_threads(static_cast <int>(thread_count)) \
+    schedule(static) if (count >= 8)
+  for (int64_t row = 0; row < count; ++row) body(static_cast<size_t>(row));
+}
+
+}  // namespace
+
+struct Transformer::State {
+  std::shared_ptr<const Weights> weights;
+  const ModelConfig& config;
+  const RowSizes sizes;
+  uint32_t thread_count = 1;  // of the call in progress
+  Attention attention;
+  // Rows of the chunk in progress.
+  std::vector<float> x;        // [row, embedding]: the residual stream
+  std::vector<float> normed;   // [row, embedding]
+  std::vector<float> qkv;      // [row, (heads + 2 kv_heads) * head_dim]
+  std::vector<float> heads;    // [row, heads * head_dim]
+  std::vector<float> gate_up;  // [row, 2 * feed_forward]
+  std::vector<float> hidden;   // [row, feed_forward]
+  // RoPE angles of positions 0, 1, ...: [position, head_dim / 2]; grown as needed.
+  std::vector<float> cosine;
+  std::vector<float> sine;
+
+  explicit State(std::shared_ptr<const Weights> w)
+      : weights(std::move(w)), config(weights->config()), sizes(config) {}
+
+  const float* at(uint64_t offset) const { return weights->data() + offset; }
+  void reserve(size_t row_count, size_t position_count);
+  void embed(std::span<const uint32_t> ids);
+  void normalise(size_t row_count, const float* input, const float* weight);
+  void rotate_and_store(size_t row_count, uint32_t first_position, KvCache& cache, uint32_t layer);
+  void feed_forward(size_t row_count, float* rows, const WeightsLayout::Layer& layer);
+  void run_chunk(std::span<const uint32_t> ids, KvCache& cache, bool want_last_row);
+  void read_out(const float* row, std::span<float> logits);
+};
+
+void Transformer::State::reserve(size_t row_count, size_t position_count) {
+  const auto grow = [&](std::vector<float>& buffer, size_t row_floats) {
+    if (buffer.size() < row_count * row_floats) buffer.resize(row_count * row_floats);
+  };
+  grow(x, sizes.embedding);
+  grow(normed, sizes.embedding);
+  grow(qkv, sizes.qkv);
+  grow(heads, sizes.heads);
+  grow(gate_up, 2 * sizes.hidden);
+  grow(hidden, sizes.hidden);
+
+  const size_t half = config.head_dim / 2;
+  const size_t first = cosine.size() / half;
+  if (first >= position_count) return;
+  cosine.resize(position_count * half);
+  sine.resize(position_count * half);
+  for (size_t i = 0; i < half; ++i) {
+    // In fp32 step by step, as the models were trained and as everybody computes it: at position
+    // 8,000 the rounding of the inverse frequency turns an angle by up to 5e-4.
+    const auto exponent = static_cast<float>(2 * i) / static_cast<float>(config.head_dim);
+    float inverse =
+        1.0F / static_cast<float>(std::pow(config.rope.theta, static_cast<double>(exponent)));
+    if (config.rope.scaling == RopeScaling::linear)
+      inverse /= static_cast<float>(config.rope.scaling_factor);
+    for (size_t position = first; position < position_count; ++position) {
+      const float angle = static_cast<float>(position) * inverse;
+      cosine[position * half + i] = std::cos(angle);
+      sine[position * half + i] = std::sin(angle);
+    }
+  }
+}
+
+void Transformer::State::embed(std::span<const uint32_t> ids) {
+  const float* table = at(weights->layout().token_embedding);
+  for (size_t row = 0; row < ids.size(); ++row) {
+    const float* source = table + size_t{ids[row]} * sizes.embedding;
+    std::copy(source, source + sizes.embedding, &x[row * sizes.embedding]);
+  }
+}
+
+void Transformer::State::normalise(size_t row_count, const float* input, const float* weight) {
+  const auto epsilon = static_cast<float>(config.rms_epsilon);
+  for_each_row(row_count, thread_count, [&](size_t row) {
+    row_kernels().rms_norm(input + row * sizes.embedding, weight, epsilon, sizes.embedding,
+                           &normed[row * sizes.embedding]);
+  });
+}
+
+void Transformer::State::rotate_and_store(size_t row_count, uint32_t first_position, KvCache& cache,
+                                          uint32_t layer) {
+  const RowKernels& kernels = row_kernels();
+  const size_t dim = config.head_dim;
+  const size_t half = dim / 2;
+  for_each_row(row_count, thread_count, [&](size_t row) {
+    const size_t position = first_position + row;
+    const float* cosines = &cosine[position * half];
+    const float* sines = &sine[position * half];
+    float* q = &qkv[row * sizes.qkv];
+    float* k = q + sizes.heads;
+    const float* v = k + size_t{config.kv_head_count} * dim;
+    for (uint32_t head = 0; head < config.head_count; ++head) {
+      kernels.rotate_half(q + head * dim, cosines, sines, half);
+    }
+    for (uint32_t head = 0; head < config.kv_head_count; ++head) {
+      kernels.rotate_half(k + head * dim, cosines, sines, half);
+      const size_t target = head * cache.head_stride() + position * cache.token_stride();
+      std::copy(k + head * dim, k + (head + 1) * dim, cache.k(layer) + target);
+      std::copy(v + head * dim, v + (head + 1) * dim, cache.v(layer) + target);
+    }
+  });
+}
+
+void Transformer::State::feed_forward(size_t row_count, float* rows,
+                                      const WeightsLayout::Layer& layer) {
+  const auto count = static_cast<int64_t>(row_count);
+  const auto embedding = static_cast<int64_t>(sizes.embedding);
+  const auto width = static_cast<int64_t>(sizes.hidden);
+  normalise(row_count, rows, at(layer.ffn_norm));
+  multiply_transposed(normed.data(), at(layer.gate_up), gate_up.data(), count, 2 * width, embedding,
+                      Store::overwrite);
+  for_each_row(row_count, thread_count, [&](size_t row) {
+    const float* gate = &gate_up[row * 2 * sizes.hidden];
+    row_kernels().silu_multiply(gate, gate + sizes.hidden, sizes.hidden,
+                                &hidden[row * sizes.hidden]);
+  });
+  multiply_transposed(hidden.data(), at(layer.down), rows, count, embedding, width, Store::add);
+}
+
+/// K and V of all rows go into the cache. Above the last layer's K and V only the last row is
+/// computed, and only if it is wanted: it ends in x[last row].
+void Transformer::State::run_chunk(std::span<const uint32_t> ids, KvCache& cache,
+                                   bool want_last_row) {
+  const size_t row_count = ids.size();
+  const uint32_t first_position = cache.token_count();
+  embed(ids);
+  for (uint32_t i = 0; i < config.layer_count; ++i) {
+    const WeightsLayout::Layer& layer = weights->layout().layers[i];
+    normalise(row_count, x.data(), at(layer.attn_norm));
+    multiply_transposed(normed.data(), at(layer.qkv), qkv.data(), static_cast<int64_t>(row_count),
+                        static_cast<int64_t>(sizes.qkv), static_cast<int64_t>(sizes.embedding),
+                        Store::overwrite);
+    rotate_and_store(row_count, first_position, cache, i);
+
+    const bool is_last_layer = i + 1 == config.layer_count;
+    if (is_last_layer && !want_last_row) break;
+    const size_t skipped = is_last_layer ? row_count - 1 : 0;
+    const size_t rows = row_count - skipped;
+    const AttentionShape shape = {config.head_count, static_cast<uint32_t>(rows),
+                                  first_position + static_cast<uint32_t>(skipped), sizes.qkv,
+                                  thread_count};
+    attention.run(shape, &qkv[skipped * sizes.qkv], cache, i, heads.data());
+    float* residual = &x[skipped * sizes.embedding];
+    multiply_transposed(heads.data(), at(layer.attn_output), residual, static_cast<int64_t>(rows),
+                        static_cast<int64_t>(sizes.embedding), static_cast<int64_t>(sizes.heads),
+                        Store::add);
+    feed_forward(rows, residual, layer);
+  }
+  cache.set_token_count(first_position + static_cast<uint32_t>(row_count));
+}
+
+void Transformer::State::read_out(const float* row, std::span<float> logits) {
+  normalise(1, row, at(weights->layout().output_norm));
+  multiply_transposed(normed.data(), at(weights->layout().output), logits.data(), 1,
+                      static_cast<int64_t>(config.vocab_size),
+                      static_cast<int64_t>(sizes.embedding), Store::overwrite);
+}
+
+Transformer::Transformer(std::shared_ptr<const Weights> weights)
+    : state_(std::make_unique<State>(std::move(weights))) {}
+Transformer::Transformer(Transformer&&) noexcept = default;
+Transformer& Transformer::operator=(Transformer&&) noexcept = default;
+Transformer::~Transformer() = default;
+
+const ModelConfig& Transformer::config() const {
+  return state_->config;
+}
+
+Status Transformer::forward(std::span<const uint32_t> ids, KvCache& cache, std::span<float> logits,
+                            const ForwardOptions& options) {
+  const ModelConfig& config = state_->config;
+  const auto invalid = [](const std::string& cause) {
+    return Status(POLYKV_ERR_INVALID_ARGUMENT, "forward: " + cause);
+  };
+  if (ids.empty()) return invalid("no tokens; give at least one");
+  if (options.chunk_tokens == 0) return invalid("chunk_tokens is 0; give at least 1");
+  if (!logits.empty() && logits.size() != config.vocab_size)
+    return invalid("logits are not of the vocabulary's size");
+  if (cache.layer_count() != config.layer_count || cache.kv_head_count() != config.kv_head_count ||
+      cache.head_dim() != config.head_dim) {
+    return invalid("the KV cache has another model's shape");
+  }
+  for (const uint32_t id : ids) {
+    if (id >= config.vocab_size) {
+      return invalid(format("token id %u is outside the vocabulary of %u", id, config.vocab_size));
+    }
+  }
+  const uint64_t end = uint64_t{cache.token_count()} + ids.size();
+  if (end > config.context_length) {
+    return {
+        POLYKV_ERR_CONTEXT_EXCEEDED,
+        format(
+            "forward: %llu tokens are more than the model's context of %u; use a shorter document",
+            static_cast<unsigned long long>(end), config.context_length)};
+  }
+  if (end > cache.capacity_tokens()) return invalid("the KV cache is too small");
+
+  state_->thread_count = process_threads.load(std::memory_order_relaxed);
+  omp_set_num_threads(
+      static_cast<int>(state_->thread_count));  // OpenMP's setting is per calling thread
+  const BlasScope scope;
+  const size_t chunk = std::min<size_t>(options.chunk_tokens, ids.size());
+  state_->reserve(chunk, end);
+  for (size_t done = 0; done < ids.size(); done += chunk) {
+    const auto part = ids.subspan(done, std::min(chunk, ids.size() - done));
+    const bool is_last = done + part.size() == ids.size();
+    const bool want_logits = is_last && !logits.empty();
+    state_->run_chunk(part, cache, want_logits);
+    if (want_logits) {
+      state_->read_out(&state_->x[(part.size() - 1) * state_->sizes.embedding], logits);
+    }
+    if (options.progress && !options.progress(cache.token_count(), static_cast<uint32_t>(end)) &&
+        !is_last) {
+      return {POLYKV_ERR_CANCELLED,
+              format("forward: cancelled after %u of %llu tokens", cache.token_count(),
+                     static_cast<unsigned long long>(end))};
+    }
+  }
+  return Status::ok();
+}
+
+uint32_t argmax(std::span<const float> logits) {
+  return static_cast<uint32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+void set_thread_count(uint32_t thread_count) {
+  process_threads.store(std::max(thread_count, 1U), std::memory_order_relaxed);
+  set_blas_threads(std::max(thread_count, 1U));
+}
+
+MemoryEstimate estimate_memory(const ModelConfig& config, bool tied_output, uint32_t token_count,
+                               uint32_t chunk_tokens) {
+  const uint32_t rows = std::max(1U, std::min(token_count, chunk_tokens));
+  const uint32_t threads = process_threads.load(std::memory_order_relaxed);
+  MemoryEstimate estimate;
+  estimate.weights_bytes = weights_bytes(config, tied_output);
+  estimate.kv_cache_bytes = KvCache::size_bytes(config, token_count);
+  // Row buffers, RoPE tables, attention, logits, and what the BLAS packs (32 MiB a thread in
+  // Debian's OpenBLAS).
+  static constexpr uint64_t kBlasBytesPerThread = uint64_t{32} << 20;
+  estimate.scratch_bytes =
+      sizeof(float) * (rows * RowSizes(config).total() + uint64_t{token_count} * config.head_dim +
+                       config.vocab_size) +
+      Attention::scratch_bytes(config, rows, threads) + threads * kBlasBytesPerThread;
+  return estimate;
+}
+
+}  // namespace polykv

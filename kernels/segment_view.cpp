@@ -164,7 +164,7 @@ Status SegmentView::verify_header_checksum() const {
   static constexpr uint8_t kZero[sizeof header_.header_checksum] = {};
   const uint64_t after = kChecksumOffset + sizeof kZero;
   const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(),
-                                                                             XXH3_freeState);
+                                                                              XXH3_freeState);
   if (state == nullptr) return {POLYKV_ERR_NO_MEMORY, "verify segment: no memory for a checksum"};
   XXH3_64bits_reset(state.get());
   XXH3_64bits_update(state.get(), bytes_.data(), kChecksumOffset);

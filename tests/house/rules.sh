@@ -59,7 +59,7 @@ dependencies_go_down() {
     # The daemon must not die of a model file, nor carry a tensor library; neither may an agent's
     # library.
     forbid daemon '(torch|ATen|c10)/' daemon/prefill
-    forbid libclient '(torch|ATen|c10|boost)/'
+    forbid libclient '(torch|ATen|c10)/'
     forbid include '(torch|ATen|c10|boost)/'
   } | report "includes that go up:"
 }

@@ -2,10 +2,12 @@
 //
 //   "GGUF" [u32 version = 3] [u64 tensor count] [u64 metadata count]
 //   metadata count x  [string key] [u32 value type] [value]
-//   tensor count   x  [string name] [u32 n] [n x u64 dimension, fastest first] [u32 type] [u64
-//   offset] zero bytes up to a multiple of general.alignment (32 if absent), then the tensors'
-//   data; offsets count from here string = [u64 bytes][bytes]     array = [u32 element type][u64
-//   count][elements]
+//   tensor count   x  [string name] [u32 n] [n x u64 dimension, fastest first] [u32 type]
+//                     [u64 offset]
+//   zero bytes up to a multiple of general.alignment (32 if absent), then the tensors' data;
+//   offsets count from here
+//
+//   string = [u64 bytes][bytes]     array = [u32 element type][u64 count][elements]
 //
 // Everything is checked against the file's size and the limits below before it is used. Errors:
 // POLYKV_ERR_MODEL_FORMAT (malformed, truncated), POLYKV_ERR_MODEL_UNSUPPORTED (well formed, but

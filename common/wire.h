@@ -23,8 +23,8 @@ std::vector<uint8_t> make_packet(flatbuffers::FlatBufferBuilder& builder, uint64
 }
 
 /// The packet within bytes, which must outlive it. ERR_PROTOCOL unless the flatbuffers verifier
-/// accepts all of it (depth, number of tables, every offset and length) and it has a body of a
-/// known type.
+/// accepts all of it (depth, number of tables, every offset and length); ERR_VERSION when its body
+/// is of no type that this protocol version knows.
 Result<const wire::Packet*> parse_packet(std::span<const uint8_t> bytes);
 
 inline wire::Digest to_wire(const Digest& digest) {

@@ -1,0 +1,108 @@
+#include "daemon/leases.h"
+
+#include <algorithm>
+
+#include "daemon/document_wire.h"
+
+namespace polykv::daemon {
+
+void Leases::grant(SessionId session_id, uint64_t request_id,
+                   const std::shared_ptr<Document>& document) {
+  Session* session = core_.server.find(session_id);
+  if (session == nullptr || session->process->is_gone) return;
+  std::vector<Handle>& own = of_session_[session_id];
+  if (own.size() >= core_.limits.leases_per_session) {
+    return core_.server.reply_error(
+        session_id, request_id,
+        {POLYKV_ERR_LIMIT, format("acquire: this connection has its maximum of %zu leases; release "
+                                  "some",
+                                  core_.limits.leases_per_session)});
+  }
+  auto lease = std::make_shared<Lease>();
+  lease->session = session_id;
+  lease->request_id = request_id;
+  lease->process = session->process;
+  lease->document = document;
+  core_.catalog.lease(*document);
+  for (const auto& segment : document->segments) core_.segments.hold(*lease->process, segment);
+  const Handle handle = table_.insert(lease);
+  own.push_back(handle);
+
+  flatbuffers::FlatBufferBuilder builder;
+  const auto info = document_info(builder, *document);
+  const wire::Handle wire_handle = to_wire(handle);
+  send_packet(core_.server, session_id, builder, request_id,
+              wire::CreateLeaseGranted(builder, &wire_handle, info,
+                                       static_cast<uint32_t>(document->segments.size())));
+  send_segments(handle, *lease);
+}
+
+void Leases::send_segments(const Handle& handle, Lease& lease) {
+  const auto& segments = lease.document->segments;
+  const size_t per_packet = core_.limits.segments_per_packet;
+  const size_t window = per_packet * core_.limits.unacknowledged_packets_max;
+  while (lease.sent_count < segments.size() &&
+         lease.sent_count - lease.received_count + per_packet <= window) {
+    const size_t count = std::min(per_packet, segments.size() - lease.sent_count);
+    std::vector<wire::SegmentInfo> infos;
+    std::vector<SharedFd> fds;
+    for (size_t i = lease.sent_count; i < lease.sent_count + count; ++i) {
+      const Segment& segment = *segments[i];
+      infos.emplace_back(segment.first_token, segment.token_count, segment.size_bytes);
+      fds.push_back(segment.readable);
+    }
+    flatbuffers::FlatBufferBuilder builder;
+    const wire::Handle wire_handle = to_wire(handle);
+    const auto body = wire::CreateLeaseSegmentsDirect(
+        builder, &wire_handle, static_cast<uint32_t>(lease.sent_count), &infos);
+    lease.sent_count += count;
+    send_packet(core_.server, lease.session, builder, lease.request_id, body, std::move(fds));
+  }
+}
+
+std::shared_ptr<Lease> Leases::find(const Session& session, const Handle& handle) const {
+  std::shared_ptr<Lease> lease = table_.find(handle);
+  return lease != nullptr && lease->session == session.id ? lease : nullptr;
+}
+
+void Leases::on_ack(Session& session, const wire::SegmentAck& ack) {
+  if (ack.lease() == nullptr) return;
+  const Handle handle = from_wire(*ack.lease());
+  const std::shared_ptr<Lease> lease = find(session, handle);
+  if (lease == nullptr) return;  // released meanwhile
+  if (ack.received_count() > lease->sent_count || ack.received_count() < lease->received_count) {
+    return core_.server.drop(
+        session.id, {POLYKV_ERR_PROTOCOL, format("acknowledge segments: %u received, %zu were sent",
+                                                 ack.received_count(), lease->sent_count)});
+  }
+  lease->received_count = ack.received_count();
+  send_segments(handle, *lease);
+}
+
+void Leases::on_release(Session& session, uint64_t request_id, const wire::Release& release) {
+  const Handle handle = release.lease() == nullptr ? Handle{} : from_wire(*release.lease());
+  const std::shared_ptr<Lease> lease = find(session, handle);
+  if (lease == nullptr)
+    return core_.server.reply_error(session.id, request_id, table_.stale("release", handle));
+  for (const auto& segment : lease->document->segments)
+    core_.segments.release(*lease->process, *segment);
+  std::erase(of_session_[session.id], handle);
+  end(handle, *lease);
+  core_.server.reply_done(session.id, request_id);
+}
+
+void Leases::on_session_end(const Session& session) {
+  const auto found = of_session_.find(session.id);
+  if (found == of_session_.end()) return;
+  const std::vector<Handle> handles = std::move(found->second);
+  of_session_.erase(found);
+  for (const Handle& handle : handles) end(handle, *table_.find(handle));
+}
+
+void Leases::end(const Handle& handle, Lease& lease) {
+  const std::shared_ptr<Document> document = lease.document;
+  table_.erase(handle);
+  core_.catalog.end_lease(*document);
+}
+
+}  // namespace polykv::daemon

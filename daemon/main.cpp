@@ -1,0 +1,121 @@
+// polykvd: keeps documents' compressed KV caches for the agents of this machine.
+#include <signal.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/sinks/systemd_sink.h>
+#include <spdlog/spdlog.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <systemd/sd-daemon.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+
+#include "daemon/daemon.h"
+#include "polykv/version.h"
+
+namespace polykv::daemon {
+namespace {
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): before any thread
+  return value == nullptr ? "" : value;
+}
+
+void start_log(const std::string& level) {
+  // Started by the service manager, whose journal takes stderr: levels as the journal knows them.
+  const bool journal = !environment("JOURNAL_STREAM").empty();
+  auto logger = journal ? spdlog::systemd_logger_mt("polykvd") : spdlog::stderr_color_mt("polykvd");
+  if (journal) logger->set_pattern("%v");
+  spdlog::set_default_logger(std::move(logger));
+  spdlog::set_level(spdlog::level::from_str(level));
+}
+
+void raise_open_file_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);  // what it became is read in machine_facts()
+}
+
+/// SIGTERM and SIGINT as a descriptor; no thread gets them otherwise. SIGPIPE is of no interest.
+Result<UniqueFd> signal_descriptor() {
+  ::signal(SIGPIPE, SIG_IGN);
+  sigset_t set;
+  ::sigemptyset(&set);
+  ::sigaddset(&set, SIGTERM);
+  ::sigaddset(&set, SIGINT);
+  if (::sigprocmask(SIG_BLOCK, &set, nullptr) != 0) return system_error("block signals", errno);
+  UniqueFd fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!fd) return system_error("make a signal descriptor", errno);
+  return fd;
+}
+
+/// Tells the service manager's watchdog, from the loop, that the loop still turns.
+void feed_watchdog(EventLoop& loop) {
+  uint64_t interval_us = 0;
+  if (::sd_watchdog_enabled(0, &interval_us) <= 0) return;
+  ::sd_notify(0, "WATCHDOG=1");
+  loop.add_timer(static_cast<int64_t>(interval_us / 1000 / 3), [&loop] { feed_watchdog(loop); });
+}
+
+Result<std::unique_ptr<Listener>> listen(const Options& options) {
+  POLYKV_ASSIGN_OR_RETURN(std::unique_ptr<Listener> passed, Listener::from_service_manager());
+  if (passed != nullptr) return passed;
+  const SocketEnvironment environment_of_socket{environment("XDG_RUNTIME_DIR"), ::geteuid() == 0};
+  POLYKV_ASSIGN_OR_RETURN(const std::string path,
+                          choose_socket_path(options, environment_of_socket));
+  const uint32_t mode = options.socket_mode != 0        ? options.socket_mode
+                        : environment_of_socket.is_root ? 0660
+                                                        : 0600;
+  return Listener::open(path, options.socket_path.empty(), mode);
+}
+
+Status run(const Options& options) {
+  raise_open_file_limit();
+  POLYKV_ASSIGN_OR_RETURN(const Limits limits, derive_limits(options, machine_facts()));
+  if (options.check_config) {
+    std::printf("the configuration is good: budget %llu bytes, %zu models\n",
+                static_cast<unsigned long long>(limits.budget_bytes), options.models.size());
+    return Status::ok();
+  }
+  start_log(options.log_level);
+  POLYKV_ASSIGN_OR_RETURN(const UniqueFd signals, signal_descriptor());
+  POLYKV_ASSIGN_OR_RETURN(const std::unique_ptr<Listener> listener, listen(options));
+  POLYKV_ASSIGN_OR_RETURN(const std::unique_ptr<Daemon> daemon, Daemon::create(options, limits));
+  POLYKV_RETURN_IF_ERROR(daemon->loop().watch(signals.get(), EPOLLIN, [&](uint32_t) {
+    spdlog::info("stopping");
+    ::sd_notify(0, "STOPPING=1");
+    daemon->stop();
+  }));
+  feed_watchdog(daemon->loop());
+  spdlog::info("polykvd {} serves {} with a budget of {} bytes", POLYKV_VERSION_TEXT,
+               listener->path(), limits.budget_bytes);
+  ::sd_notifyf(0, "READY=1\nSTATUS=Serving %s, budget %llu MiB", listener->path().c_str(),
+               static_cast<unsigned long long>(limits.budget_bytes >> 20));
+  return daemon->serve(listener->take_socket());
+}
+
+int main_function(int argument_count, char** arguments) {
+  const OptionSources sources{{arguments + 1, arguments + argument_count},
+                              environment("XDG_CONFIG_HOME"),
+                              environment("HOME"),
+                              ::geteuid() == 0};
+  const Result<Options> options = read_options(sources);
+  if (options && options->show_help) return std::fputs(options->help_text.c_str(), stdout), 0;
+  if (options && options->show_version) return std::puts("polykvd " POLYKV_VERSION_TEXT), 0;
+  const Status status = options ? run(*options) : options.status();
+  if (status.is_ok()) return 0;
+  std::fprintf(stderr, "polykvd: %s\n", status.message().c_str());
+  ::sd_notifyf(0, "STATUS=%s", status.message().c_str());
+  return static_cast<int>(status.code());
+}
+
+}  // namespace
+}  // namespace polykv::daemon
+
+int main(int argument_count, char** arguments) {
+  return polykv::daemon::main_function(argument_count, arguments);
+}

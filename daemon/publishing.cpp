@@ -1,0 +1,189 @@
+#include "daemon/publishing.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+
+namespace polykv::daemon {
+
+Publishing::Publishing(Core& core, Events events)
+    : core_(core),
+      events_(std::move(events)),
+      tickets_(HandleKind::ticket, core.epoch),
+      open_segments_(HandleKind::segment, core.epoch) {}
+
+// ---- tickets -----------------------------------------------------------------------------------
+
+Status Publishing::check_document(const Document& document, bool replace_name,
+                                  SessionId session) const {
+  POLYKV_ASSIGN_OR_RETURN(const Codec* codec, require_codec(document.key.profile));
+  for (const LayerGeometry& layer : document.identity.layers)
+    POLYKV_RETURN_IF_ERROR(codec->check_geometry(layer));
+  size_t ticket_count = 0;
+  for (const auto& [key, flight] : flights_) {
+    ticket_count += flight->session == session ? 1 : 0;
+    for (const std::string& name : document.names) {
+      if (key.domain == document.key.domain && !replace_name &&
+          flight->document->names.contains(name)) {
+        return {POLYKV_ERR_ALREADY_EXISTS,
+                "acquire: name '" + name +
+                    "' is promised to a document that is being produced; choose another name"};
+      }
+    }
+  }
+  if (ticket_count >= core_.limits.tickets_per_session) {
+    return {POLYKV_ERR_LIMIT, format("acquire: this connection produces its maximum of %zu "
+                                     "documents; finish some",
+                                     core_.limits.tickets_per_session)};
+  }
+  for (const std::string& name : document.names) {
+    POLYKV_RETURN_IF_ERROR(
+        core_.catalog.check_name_free(document.key.domain, name, replace_name, document.key)
+            .with_context("acquire"));
+  }
+  return Status::ok();
+}
+
+void Publishing::grant(SessionId session, uint64_t request_id, std::shared_ptr<Document> document,
+                       bool replace_name) {
+  if (const Status status = check_document(*document, replace_name, session); !status.is_ok())
+    return core_.server.reply_error(session, request_id, status);
+  auto flight = std::make_shared<Flight>();
+  flight->session = session;
+  flight->document = std::move(document);
+  flight->replace_name = replace_name;
+  flight->ticket = tickets_.insert(flight);
+  [[maybe_unused]] const bool is_new = flights_.emplace(flight->document->key, flight).second;
+  assert(is_new && "one flight a document");
+  renew(flight);
+
+  flatbuffers::FlatBufferBuilder builder;
+  const auto model = to_wire(builder, flight->document->identity);
+  const wire::Handle ticket = to_wire(flight->ticket);
+  send_packet(core_.server, session, builder, request_id,
+              wire::CreateTicketGranted(builder, &ticket, model, flight->document->tokens->size(),
+                                        flight->next_token));
+}
+
+std::shared_ptr<Flight> Publishing::find(Domain domain, const Selector& selector) const {
+  for (const auto& [key, flight] : flights_) {
+    if (key.domain == domain && selector.matches(*flight->document)) return flight;
+  }
+  return nullptr;
+}
+
+std::shared_ptr<Flight> Publishing::find_ticket(const Session& session,
+                                                const wire::Handle* handle) const {
+  std::shared_ptr<Flight> flight = handle == nullptr ? nullptr : tickets_.find(from_wire(*handle));
+  return flight != nullptr && flight->session == session.id ? flight : nullptr;
+}
+
+void Publishing::renew(const std::shared_ptr<Flight>& flight) {
+  core_.loop.cancel_timer(flight->stall_timer);
+  flight->stall_timer = core_.loop.add_timer(core_.limits.stall_deadline_ms,
+                                             [this, weak = std::weak_ptr<Flight>(flight)] {
+                                               if (const auto stalled = weak.lock())
+                                                 lose(stalled, "its producer stalled");
+                                             });
+}
+
+void Publishing::on_progress(Session& session, uint64_t request_id,
+                             const wire::TicketProgress& request) {
+  const std::shared_ptr<Flight> flight = find_ticket(session, request.ticket());
+  if (flight == nullptr) {
+    return core_.server.reply_error(
+        session.id, request_id,
+        tickets_.stale("progress", request.ticket() ? from_wire(*request.ticket()) : Handle{}));
+  }
+  // While a commit is being verified, the daemon is the one to wait for.
+  if (flight->open_segment == nullptr || !flight->open_segment->is_committing) renew(flight);
+  core_.server.reply_done(session.id, request_id);
+}
+
+void Publishing::on_ticket_abort(Session& session, uint64_t request_id,
+                                 const wire::TicketAbort& request) {
+  const std::shared_ptr<Flight> flight = find_ticket(session, request.ticket());
+  if (flight == nullptr) {
+    return core_.server.reply_error(
+        session.id, request_id,
+        tickets_.stale("give up", request.ticket() ? from_wire(*request.ticket()) : Handle{}));
+  }
+  const std::shared_ptr<OpenSegment> open = flight->open_segment;
+  lose(flight, "its producer gave up");
+  if (open != nullptr) let_go(*open);
+  core_.server.reply_done(session.id, request_id);
+}
+
+void Publishing::end_flight(Flight& flight) {
+  core_.loop.cancel_timer(flight.stall_timer);
+  tickets_.erase(flight.ticket);
+  flights_.erase(flight.document->key);
+}
+
+void Publishing::lose(const std::shared_ptr<Flight>& flight, const char* why) {
+  spdlog::info("uid {}: a document of {} tokens is not completed: {}", flight->document->owner,
+               flight->document->tokens->size(), why);
+  end_flight(*flight);
+  if (flight->open_segment != nullptr) reclaim(*flight->open_segment);
+  for (const auto& segment : flight->document->segments) core_.segments.retire(*segment);
+  events_.on_lost(*flight->document);
+}
+
+void Publishing::complete(const std::shared_ptr<Flight>& flight) {
+  end_flight(*flight);
+  const std::shared_ptr<Document> document = flight->document;
+  const std::set<std::string> names = std::move(document->names);
+  document->names.clear();
+  core_.catalog.add(document);
+  for (const std::string& name : names) {
+    const Status named = core_.catalog.give_name(*document, name, flight->replace_name,
+                                                 core_.limits.names_per_document);
+    if (!named.is_ok())
+      spdlog::warn("a sealed document stays without its name: {}", named.message());
+  }
+  events_.on_sealed(*document);
+}
+
+// ---- ending ------------------------------------------------------------------------------------
+
+void Publishing::on_session_end(const Session& session) {
+  std::vector<std::shared_ptr<Flight>> own;
+  for (const auto& [key, flight] : flights_) {
+    if (flight->session == session.id) own.push_back(flight);
+  }
+  for (const auto& flight : own) lose(flight, "its producer's connection ended");
+  // What its process may still write to stays charged to it until it is gone.
+  const auto found = segments_of_session_.find(session.id);
+  if (found == segments_of_session_.end()) return;
+  const auto open_segments = found->second;
+  for (const auto& open : open_segments) close_segment(*open);
+}
+
+/// The segment cannot be committed any more.
+void Publishing::reclaim(OpenSegment& open) {
+  if (const auto flight = open.flight.lock()) flight->open_segment = nullptr;
+  open.flight.reset();
+  if (open.segment->state < SegmentState::sealed) core_.segments.retire(*open.segment);
+  if (open.segment->state == SegmentState::gone) close_segment(open);
+}
+
+/// The producer says that it has unmapped a reclaimed segment: believed when nothing can write to
+/// it any more.
+void Publishing::let_go(OpenSegment& open) {
+  if (open.segment->writable == nullptr || !seal_against_writing(open.segment->writable->get()))
+    return;
+  core_.segments.release(*open.process, *open.segment);
+  close_segment(open);
+}
+
+/// Its handle ends.
+void Publishing::close_segment(OpenSegment& open) {
+  if (open_segments_.find(open.handle) == nullptr) return;
+  const std::shared_ptr<OpenSegment> keep = open_segments_.find(open.handle);
+  open_segments_.erase(open.handle);
+  const auto found = segments_of_session_.find(open.session);
+  found->second.erase(keep);
+  if (found->second.empty()) segments_of_session_.erase(found);
+}
+
+}  // namespace polykv::daemon

@@ -1,0 +1,93 @@
+// Publishing: tickets, and the segments that their holders reserve, fill and commit.
+//
+// A ticket is the right to produce one document (domain, digest, profile); a flight is that
+// production. It ends when the last segment is committed, when its connection ends, when it is
+// given up, or when neither a commit nor progress came for the stall deadline.
+#pragma once
+
+#include <functional>
+
+#include "daemon/core.h"
+#include "daemon/handles.h"
+#include "daemon/segment_backing.h"
+
+namespace polykv::daemon {
+
+struct OpenSegment;
+
+struct Flight {
+  SessionId session = 0;               // the producer's
+  std::shared_ptr<Document> document;  // filling; its names: the one that it will get
+  bool replace_name = false;
+  uint64_t next_token = 0;  // the first without a sealed segment
+  Handle ticket;
+  std::shared_ptr<OpenSegment> open_segment;  // reserved or filling; one at a time
+  EventLoop::TimerId stall_timer = 0;
+};
+
+/// A segment in a producer's hands. Its handle stays valid after the flight was lost, so that the
+/// producer can tell that it has unmapped.
+struct OpenSegment {
+  SessionId session = 0;
+  Handle handle;
+  std::shared_ptr<Process> process;
+  std::shared_ptr<Segment> segment;
+  std::weak_ptr<Flight> flight;
+  std::shared_ptr<const SegmentPromise> promise;  // shared with the thread pool
+  bool is_committing = false;
+};
+
+/// For the loop's thread.
+class Publishing {
+ public:
+  struct Events {
+    std::function<void(const Document&)> on_sealed;  // it can be found from now on
+    std::function<void(const Document&)> on_lost;    // nobody produces it any more
+  };
+
+  Publishing(Core& core, Events events);
+
+  /// Makes the session the producer of a document in state filling, and replies TicketGranted; or
+  /// Error. Nobody else produces it.
+  void grant(SessionId session, uint64_t request_id, std::shared_ptr<Document> document,
+             bool replace_name);
+  /// The flight of a domain that a selector means; null: none.
+  std::shared_ptr<Flight> find(Domain domain, const Selector& selector) const;
+
+  void on_reserve(Session& session, uint64_t request_id, const wire::SegmentReserve& request);
+  void on_commit(Session& session, uint64_t request_id, const wire::SegmentCommit& request);
+  void on_segment_abort(Session& session, uint64_t request_id, const wire::SegmentAbort& request);
+  void on_progress(Session& session, uint64_t request_id, const wire::TicketProgress& request);
+  void on_ticket_abort(Session& session, uint64_t request_id, const wire::TicketAbort& request);
+  void on_session_end(const Session& session);
+
+ private:
+  std::shared_ptr<Flight> find_ticket(const Session& session, const wire::Handle* handle) const;
+  std::shared_ptr<OpenSegment> find_segment(const Session& session,
+                                            const wire::Handle* handle) const;
+  Status check_document(const Document& document, bool replace_name, SessionId session) const;
+  Result<SegmentPromise> promise(const Flight& flight, const wire::SegmentReserve& request) const;
+  Status make_room(uint64_t size_bytes);
+  void on_allocated(SessionId session, const Handle& handle, uint64_t request_id,
+                    Result<UniqueFd> memfd);
+  void reply_reserved(const OpenSegment& open, uint64_t request_id);
+  void on_verified(SessionId session, const Handle& handle, uint64_t request_id,
+                   Result<UniqueFd> readable);
+  void accept_segment(OpenSegment& open, uint64_t request_id, UniqueFd readable);
+  void reclaim(OpenSegment& open);
+  void let_go(OpenSegment& open);
+  void close_segment(OpenSegment& open);
+  void renew(const std::shared_ptr<Flight>& flight);
+  void complete(const std::shared_ptr<Flight>& flight);
+  void lose(const std::shared_ptr<Flight>& flight, const char* why);
+  void end_flight(Flight& flight);
+
+  Core& core_;
+  Events events_;
+  HandleTable<Flight> tickets_;
+  HandleTable<OpenSegment> open_segments_;
+  std::map<DocumentKey, std::shared_ptr<Flight>> flights_;
+  std::map<SessionId, std::set<std::shared_ptr<OpenSegment>>> segments_of_session_;
+};
+
+}  // namespace polykv::daemon

@@ -1,0 +1,249 @@
+// The segments of a ticket: reserve, commit, abort.
+#include <spdlog/spdlog.h>
+
+#include "daemon/publishing.h"
+
+namespace polykv::daemon {
+
+namespace {
+
+Status wrong(std::string why) {
+  return {POLYKV_ERR_INVALID_ARGUMENT, "reserve a segment: " + std::move(why)};
+}
+
+/// Chain digests of a document that end in (first_token, first_token + token_count], and the one
+/// that the segment continues.
+void cut_chain(const Document& document, SegmentPromise& promise) {
+  const uint64_t first = promise.spec.first_token;
+  const uint64_t end = first + promise.spec.token_count;
+  const uint64_t chunks_before = first / kChunkTokens;
+  promise.parent = chunks_before == 0 ? document.root : document.chain[chunks_before - 1];
+  for (uint64_t i = chunks_before; i < document.chain.size(); ++i) {
+    const uint64_t chunk_end = std::min((i + 1) * kChunkTokens, document.tokens->size());
+    if (chunk_end > end) break;
+    promise.digests.push_back(document.chain[i]);
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<OpenSegment> Publishing::find_segment(const Session& session,
+                                                      const wire::Handle* handle) const {
+  std::shared_ptr<OpenSegment> open =
+      handle == nullptr ? nullptr : open_segments_.find(from_wire(*handle));
+  return open != nullptr && open->session == session.id ? open : nullptr;
+}
+
+// ---- reserve -----------------------------------------------------------------------------------
+
+Result<SegmentPromise> Publishing::promise(const Flight& flight,
+                                           const wire::SegmentReserve& request) const {
+  const Document& document = *flight.document;
+  const uint64_t document_tokens = document.tokens->size();
+  if (flight.open_segment != nullptr)
+    return wrong("the ticket has an open segment; commit or abort it first");
+  if (request.first_token() != flight.next_token || request.token_count() == 0 ||
+      request.token_count() > document_tokens - flight.next_token) {
+    return wrong(
+        format("tokens %llu to %llu + %llu were asked for; the next segment begins at %llu "
+               "and the document has %llu tokens",
+               static_cast<unsigned long long>(request.first_token()),
+               static_cast<unsigned long long>(request.first_token()),
+               static_cast<unsigned long long>(request.token_count()),
+               static_cast<unsigned long long>(flight.next_token),
+               static_cast<unsigned long long>(document_tokens)));
+  }
+  POLYKV_ASSIGN_OR_RETURN(const Codec* codec, require_codec(document.key.profile));
+  if (codec->single_segment_only && request.token_count() != document_tokens) {
+    return wrong(format("a document of profile %s is one segment; reserve all its %llu tokens",
+                        profile_name(document.key.profile),
+                        static_cast<unsigned long long>(document_tokens)));
+  }
+  SegmentPromise promise;
+  promise.spec.identity = document.identity;
+  promise.spec.profile = document.key.profile;
+  promise.spec.first_token = request.first_token();
+  promise.spec.token_count = request.token_count();
+  promise.root = document.root;
+  promise.document_tokens = document.tokens;
+  cut_chain(document, promise);
+  promise.spec.digest_count = static_cast<uint32_t>(promise.digests.size());
+  if (promise.digests.size() > core_.limits.segment_digests_max) {
+    return {POLYKV_ERR_LIMIT,
+            format("reserve a segment: %llu tokens; at most %zu fit into one, use shorter segments",
+                   static_cast<unsigned long long>(request.token_count()),
+                   core_.limits.segment_digests_max * kChunkTokens)};
+  }
+  if (core_.segments.segment_count() >= core_.limits.segment_count_max) {
+    return {
+        POLYKV_ERR_LIMIT,
+        format("reserve a segment: polykvd has its maximum of %zu segments; remove documents, or "
+               "raise its RLIMIT_NOFILE (LimitNOFILE= of the service)",
+               core_.limits.segment_count_max)};
+  }
+  POLYKV_ASSIGN_OR_RETURN(promise.size_bytes, segment_size_bytes(promise.spec));
+  return promise;
+}
+
+Status Publishing::make_room(uint64_t size_bytes) {
+  POLYKV_ASSIGN_OR_RETURN(const std::vector<MemoryHeadroom> headrooms, core_.memory.measure());
+  const std::vector<EvictionCandidate> candidates = core_.catalog.eviction_candidates();
+  AdmissionRequest request;
+  request.needed_bytes = size_bytes;
+  request.budget_bytes = core_.limits.budget_bytes;
+  request.charged_bytes = core_.segments.charged_bytes();
+  request.retiring_bytes = core_.segments.retiring_bytes();
+  request.unallocated_bytes = core_.segments.unallocated_bytes();
+  request.reserve_bytes = core_.limits.memory_reserve_bytes;
+  request.headrooms = headrooms;
+  request.candidates = candidates;
+  POLYKV_ASSIGN_OR_RETURN(const Admission admission, admit(request));
+  for (const uint64_t serial : admission.evict) {
+    Document& document = core_.catalog.by_serial(serial);
+    spdlog::info("evicting a document of uid {}, {} bytes", document.owner,
+                 document.stored_bytes());
+    core_.catalog.retire(document);
+    ++core_.counters.evicted_documents_total;
+  }
+  return Status::ok();
+}
+
+void Publishing::on_reserve(Session& session, uint64_t request_id,
+                            const wire::SegmentReserve& request) {
+  const std::shared_ptr<Flight> flight = find_ticket(session, request.ticket());
+  if (flight == nullptr) {
+    return core_.server.reply_error(
+        session.id, request_id,
+        tickets_.stale("reserve a segment",
+                       request.ticket() ? from_wire(*request.ticket()) : Handle{}));
+  }
+  Result<SegmentPromise> promised = promise(*flight, request);
+  if (!promised) return core_.server.reply_error(session.id, request_id, promised.status());
+  const uint64_t size_bytes = promised->size_bytes;
+  if (const Status admitted = make_room(size_bytes); !admitted.is_ok())
+    return core_.server.reply_error(session.id, request_id, admitted);
+
+  auto open = std::make_shared<OpenSegment>();
+  open->session = session.id;
+  open->process = session.process;
+  open->segment = core_.segments.reserve(request.first_token(), request.token_count(), size_bytes);
+  open->flight = flight;
+  open->promise = std::make_shared<const SegmentPromise>(std::move(*promised));
+  open->handle = open_segments_.insert(open);
+  flight->open_segment = open;
+  segments_of_session_[session.id].insert(open);
+  core_.pool.submit<Result<UniqueFd>>(
+      [size_bytes] { return allocate_segment(size_bytes); },
+      [this, session = session.id, handle = open->handle, request_id](Result<UniqueFd> memfd) {
+        on_allocated(session, handle, request_id, std::move(memfd));
+      });
+}
+
+void Publishing::on_allocated(SessionId session, const Handle& handle, uint64_t request_id,
+                              Result<UniqueFd> memfd) {
+  const std::shared_ptr<OpenSegment> open = open_segments_.find(handle);
+  if (open == nullptr) {  // its ticket, or its connection, ended: the memory goes here
+    return core_.server.reply_error(session, request_id,
+                                    open_segments_.stale("reserve a segment", handle));
+  }
+  if (!memfd) {
+    reclaim(*open);
+    return core_.server.reply_error(session, request_id, memfd.status());
+  }
+  core_.segments.fill(*open->segment, std::make_shared<const UniqueFd>(std::move(*memfd)));
+  core_.segments.hold(*open->process, open->segment);
+  reply_reserved(*open, request_id);
+}
+
+void Publishing::reply_reserved(const OpenSegment& open, uint64_t request_id) {
+  std::vector<wire::Digest> digests;
+  for (const Digest& digest : open.promise->digests) digests.push_back(to_wire(digest));
+  flatbuffers::FlatBufferBuilder builder;
+  const wire::Handle handle = to_wire(open.handle);
+  const wire::Digest root = to_wire(open.promise->root);
+  const wire::Digest parent = to_wire(open.promise->parent);
+  const auto body = wire::CreateSegmentReservedDirect(builder, &handle, open.promise->size_bytes,
+                                                      &root, &parent, &digests);
+  send_packet(core_.server, open.session, builder, request_id, body, {open.segment->writable});
+}
+
+// ---- commit ------------------------------------------------------------------------------------
+
+void Publishing::on_commit(Session& session, uint64_t request_id,
+                           const wire::SegmentCommit& request) {
+  const std::shared_ptr<OpenSegment> open = find_segment(session, request.segment());
+  if (open == nullptr || open->segment->state != SegmentState::filling) {
+    if (open != nullptr) let_go(*open);
+    return core_.server.reply_error(
+        session.id, request_id,
+        open_segments_.stale("commit a segment",
+                             request.segment() ? from_wire(*request.segment()) : Handle{}));
+  }
+  if (open->is_committing) {
+    return core_.server.reply_error(
+        session.id, request_id,
+        {POLYKV_ERR_INVALID_ARGUMENT, "commit a segment: it is being committed already"});
+  }
+  open->is_committing = true;
+  core_.loop.cancel_timer(open->flight.lock()->stall_timer);
+  core_.pool.submit<Result<UniqueFd>>(
+      [memfd = open->segment->writable, promise = open->promise] {
+        return seal_and_verify(memfd->get(), *promise);
+      },
+      [this, session = session.id, handle = open->handle, request_id](Result<UniqueFd> readable) {
+        on_verified(session, handle, request_id, std::move(readable));
+      });
+}
+
+void Publishing::on_verified(SessionId session, const Handle& handle, uint64_t request_id,
+                             Result<UniqueFd> readable) {
+  const std::shared_ptr<OpenSegment> open = open_segments_.find(handle);
+  const std::shared_ptr<Flight> flight = open == nullptr ? nullptr : open->flight.lock();
+  if (open != nullptr) open->is_committing = false;
+  if (flight == nullptr) {  // the ticket, or the connection, ended meanwhile
+    if (open != nullptr) let_go(*open);
+    return core_.server.reply_error(session, request_id,
+                                    open_segments_.stale("commit a segment", handle));
+  }
+  renew(flight);
+  if (readable) return accept_segment(*open, request_id, std::move(*readable));
+  if (readable.status().code() != POLYKV_ERR_BUSY) {
+    reclaim(*open);
+    let_go(*open);
+  }
+  core_.server.reply_error(session, request_id, readable.status());
+}
+
+void Publishing::accept_segment(OpenSegment& open, uint64_t request_id, UniqueFd readable) {
+  const std::shared_ptr<Flight> flight = open.flight.lock();
+  core_.segments.seal(*open.segment, std::move(readable));
+  core_.segments.release(*open.process, *open.segment);
+  flight->document->segments.push_back(open.segment);
+  flight->next_token += open.segment->token_count;
+  flight->open_segment = nullptr;
+  core_.counters.tokens_committed_total += open.segment->token_count;
+  close_segment(open);
+  core_.server.reply_done(flight->session, request_id);
+  if (flight->next_token == flight->document->tokens->size()) complete(flight);
+}
+
+void Publishing::on_segment_abort(Session& session, uint64_t request_id,
+                                  const wire::SegmentAbort& request) {
+  const std::shared_ptr<OpenSegment> open = find_segment(session, request.segment());
+  if (open == nullptr) {
+    return core_.server.reply_error(
+        session.id, request_id,
+        open_segments_.stale("abort a segment",
+                             request.segment() ? from_wire(*request.segment()) : Handle{}));
+  }
+  if (open->is_committing) {
+    return core_.server.reply_error(
+        session.id, request_id,
+        {POLYKV_ERR_INVALID_ARGUMENT, "abort a segment: it is being committed"});
+  }
+  reclaim(*open);
+  let_go(*open);
+  core_.server.reply_done(session.id, request_id);
+}
+
+}  // namespace polykv::daemon

@@ -1,0 +1,42 @@
+// The memory of one segment: allocate, seal, verify. Slow, so for the thread pool; functions are
+// thread-safe.
+//
+// Order on commit: the size seals that we set must be the only ones; then F_SEAL_WRITE, which the
+// kernel refuses while any writable mapping exists, a forked child's included; then F_SEAL_SEAL;
+// and only then are holes, header, bounds, checksums and contents checked. What was verified can
+// never change again.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "common/fd.h"
+#include "common/result.h"
+#include "kernels/segment.h"
+
+namespace polykv::daemon {
+
+/// A memfd of that size with all its pages present and its size sealed. POLYKV_ERR_BUDGET when the
+/// memory is not there after all.
+Result<UniqueFd> allocate_segment(uint64_t size_bytes);
+
+/// What the daemon told the producer it reserved.
+struct SegmentPromise {
+  SegmentSpec spec;
+  uint64_t size_bytes = 0;
+  Digest root{};
+  Digest parent{};
+  std::vector<Digest> digests;
+  std::shared_ptr<const std::vector<uint32_t>> document_tokens;
+};
+
+/// Seals the memfd and returns an O_RDONLY reopening of it (mode 0400) whose bytes were verified
+/// against the promise. POLYKV_ERR_BUSY: it is still mapped writable, nothing has changed and the
+/// commit may be repeated. POLYKV_ERR_INVALID_ARGUMENT: the producer added seals of its own.
+/// POLYKV_ERR_CORRUPT: holes, or the bytes are not what was promised.
+Result<UniqueFd> seal_and_verify(int memfd, const SegmentPromise& promise);
+
+/// Whether nobody can write to the memfd any more: adds F_SEAL_WRITE, fast.
+bool seal_against_writing(int memfd);
+
+}  // namespace polykv::daemon

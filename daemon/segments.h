@@ -1,0 +1,85 @@
+// Segments as the daemon accounts for them, and the processes that hold them.
+//
+//   reserved -> filling -> sealed -> retiring -> gone
+//
+// reserved: admitted, memory not yet there. filling: the producer may write. sealed: immutable and
+// verified, may be leased. retiring: no new holder; charged until the last process that received it
+// has let go of it or is gone, because a memfd cannot be taken back. All of it is for the loop's
+// thread.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "common/fd.h"
+
+namespace polykv::daemon {
+
+enum class SegmentState { reserved, filling, sealed, retiring, gone };
+
+struct Segment {
+  SegmentState state = SegmentState::reserved;
+  uint64_t first_token = 0;
+  uint64_t token_count = 0;
+  uint64_t size_bytes = 0;
+  std::shared_ptr<const UniqueFd> writable;  // until it is sealed; shared with the thread pool
+  std::shared_ptr<const UniqueFd> readable;  // O_RDONLY; from sealed on; shared with output queues
+  uint32_t holder_count = 0;                 // processes
+};
+
+/// A client process, however many connections it has. It outlives its connections while it holds
+/// segments.
+struct Process {
+  pid_t pid = 0;
+  uid_t uid = 0;
+  UniqueFd pidfd;
+  bool is_gone = false;
+  uint32_t connection_count = 0;
+
+  struct Holding {
+    std::shared_ptr<Segment> segment;
+    uint64_t count = 0;  // it may hold a segment by several leases
+  };
+  std::map<const Segment*, Holding> holdings;
+};
+
+class Segments {
+ public:
+  /// Charges size_bytes. Admission was asked before.
+  std::shared_ptr<Segment> reserve(uint64_t first_token, uint64_t token_count, uint64_t size_bytes);
+  /// reserved -> filling.
+  void fill(Segment& segment, std::shared_ptr<const UniqueFd> writable);
+  /// filling -> sealed.
+  void seal(Segment& segment, UniqueFd readable);
+  /// Any earlier state -> retiring, and at once -> gone when nobody holds it.
+  void retire(Segment& segment);
+
+  /// The process has received the segment (or is about to), once more.
+  void hold(Process& process, const std::shared_ptr<Segment>& segment);
+  /// The process has let go of it once.
+  void release(Process& process, const Segment& segment);
+  /// The process is gone.
+  void release_all(Process& process);
+
+  uint64_t stored_bytes() const { return stored_bytes_; }
+  uint64_t retiring_bytes() const { return retiring_bytes_; }
+  uint64_t charged_bytes() const { return stored_bytes_ + retiring_bytes_; }
+  /// Reserved, but the machine does not count it yet.
+  uint64_t unallocated_bytes() const { return unallocated_bytes_; }
+  /// All that are not gone.
+  uint64_t segment_count() const { return segment_count_; }
+
+ private:
+  void drop_holder(Segment& segment);
+  void end(Segment& segment);
+
+  uint64_t stored_bytes_ = 0;
+  uint64_t retiring_bytes_ = 0;
+  uint64_t unallocated_bytes_ = 0;
+  uint64_t segment_count_ = 0;
+};
+
+}  // namespace polykv::daemon

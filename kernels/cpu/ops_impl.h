@@ -83,17 +83,18 @@ POLYKV_TARGET void norms_of(const Rows& rows, double* norms) {
   }
 }
 
-// Codes of one row. Adding 1.5 * 2^23 rounds to nearest even into the low bits; a zero gain must
-// give zero.
+// Codes of one row. Adding 1.5 * 2^23 rounds to nearest even into the low bits, and is exact because gains keep
+// quotients below 128.5; the clamp is on integers because that stays free of branches. A zero gain gives zeros.
 POLYKV_TARGET inline void quantize_row(const float* values, const float* means, float gain,
                                        uint32_t dims, int32_t* codes) {
   constexpr float kRound = 12582912.0F;
+  static constexpr float kNoMeans[kMaxHeadDim] = {};
   const float divisor = gain == 0 ? std::numeric_limits<float>::infinity() : gain;
+  if (means == nullptr) means = kNoMeans;
   for (uint32_t i = 0; i < dims; ++i) {
-    float code = (means == nullptr ? values[i] : values[i] - means[i]) / divisor;
-    code = code < -127.0F ? -127.0F : code;
-    code = code > 127.0F ? 127.0F : code;
-    codes[i] = std::bit_cast<int32_t>(code + kRound) - std::bit_cast<int32_t>(kRound);
+    const float rounded = (values[i] - means[i]) / divisor + kRound;
+    const int32_t code = std::bit_cast<int32_t>(rounded) - std::bit_cast<int32_t>(kRound);
+    codes[i] = std::clamp(code, -127, 127);
   }
 }
 
@@ -142,31 +143,57 @@ POLYKV_TARGET void v8_pack_rows(const Rows& rows, const float* gains, uint8_t* c
 
 using Float8 = float __attribute__((vector_size(32)));
 
-// Unnormalised Walsh-Hadamard transform in place; dims is a power of two >= 8. Three stages inside
-// vectors of eight, the others between vectors.
-POLYKV_TARGET inline void walsh_hadamard(float* row, uint32_t dims) {
+// Three stages inside a vector of eight.
+POLYKV_TARGET inline void walsh_hadamard8(Float8& x) {
   constexpr Float8 kSign1 = {1, -1, 1, -1, 1, -1, 1, -1};
   constexpr Float8 kSign2 = {1, 1, -1, -1, 1, 1, -1, -1};
   constexpr Float8 kSign4 = {1, 1, 1, 1, -1, -1, -1, -1};
-  for (uint32_t i = 0; i < dims; i += 8) {
-    Float8 x;
-    std::memcpy(&x, row + i, sizeof x);
-    x = __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6) + x * kSign1;
-    x = __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5) + x * kSign2;
-    x = __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3) + x * kSign4;
-    std::memcpy(row + i, &x, sizeof x);
+  x = __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6) + x * kSign1;
+  x = __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5) + x * kSign2;
+  x = __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3) + x * kSign4;
+}
+
+// 64 values stay in eight vectors for all six stages.
+POLYKV_TARGET inline void walsh_hadamard64(float* row) {
+  Float8 x[8];
+  std::memcpy(x, row, sizeof x);
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) walsh_hadamard8(x[i]);
+#pragma GCC unroll 3
+  for (int half = 1; half < 8; half *= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      if ((i & half) != 0) continue;
+      const Float8 sum = x[i] + x[i + half];
+      x[i + half] = x[i] - x[i + half];
+      x[i] = sum;
+    }
   }
-  for (uint32_t half = 8; half < dims; half *= 2) {
+  std::memcpy(row, x, sizeof x);
+}
+
+// Unnormalised Walsh-Hadamard transform in place; dims is a power of two >= 8.
+POLYKV_TARGET inline void walsh_hadamard(float* row, uint32_t dims) {
+  constexpr uint32_t kInVectors = 64;
+  uint32_t half = 8;
+  if (dims >= kInVectors) {
+    for (uint32_t i = 0; i < dims; i += kInVectors) walsh_hadamard64(row + i);
+    half = kInVectors;
+  } else {
+    for (uint32_t i = 0; i < dims; i += 8) {
+      Float8 x;
+      std::memcpy(&x, row + i, sizeof x);
+      walsh_hadamard8(x);
+      std::memcpy(row + i, &x, sizeof x);
+    }
+  }
+  for (; half < dims; half *= 2) {
     for (uint32_t start = 0; start < dims; start += 2 * half) {
-      for (uint32_t i = start; i < start + half; i += 8) {
-        Float8 a;
-        Float8 b;
-        std::memcpy(&a, row + i, sizeof a);
-        std::memcpy(&b, row + i + half, sizeof b);
-        const Float8 sum = a + b;
-        const Float8 difference = a - b;
-        std::memcpy(row + i, &sum, sizeof sum);
-        std::memcpy(row + i + half, &difference, sizeof difference);
+      for (uint32_t i = start; i < start + half; ++i) {
+        const float a = row[i];
+        const float b = row[i + half];
+        row[i] = a + b;
+        row[i + half] = a - b;
       }
     }
   }

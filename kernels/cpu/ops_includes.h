@@ -1,6 +1,7 @@
 // What ops_impl.h needs, included outside its namespaces.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>

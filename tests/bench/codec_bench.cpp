@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <fstream>
 #include <functional>
 
@@ -28,24 +29,36 @@ struct Timing {
   double median_s = 0;
   double best_s = 0;
   double worst_s = 0;
+  double cpu_median_s = 0;  // of this thread: what other load on the machine did not take
 };
+
+double thread_cpu_s() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
 
 Timing measure(const std::function<void()>& work) {
   std::vector<double> seconds;
+  std::vector<double> cpu_seconds;
   for (int round = 0; round < kRounds; ++round) {
+    const double cpu_start = thread_cpu_s();
     const auto start = std::chrono::steady_clock::now();
     work();
+    cpu_seconds.push_back(thread_cpu_s() - cpu_start);
     seconds.push_back(
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   std::sort(seconds.begin(), seconds.end());
-  return {seconds[kRounds / 2], seconds.front(), seconds.back()};
+  std::sort(cpu_seconds.begin(), cpu_seconds.end());
+  return {seconds[kRounds / 2], seconds.front(), seconds.back(), cpu_seconds[kRounds / 2]};
 }
 
 void report(const char* codec, const char* what, const Timing& timing, double bytes,
             double segment_bytes) {
-  std::printf("%-11s %-14s %9.2f ms (%.2f .. %.2f) %7.2f GB/s", codec, what, timing.median_s * 1e3,
-              timing.best_s * 1e3, timing.worst_s * 1e3, bytes / timing.median_s / 1e9);
+  std::printf("%-11s %-11s %8.1f ms (%.1f .. %.1f), cpu %6.1f ms %7.2f GB/s", codec, what,
+              timing.median_s * 1e3, timing.best_s * 1e3, timing.worst_s * 1e3,
+              timing.cpu_median_s * 1e3, bytes / timing.median_s / 1e9);
   if (segment_bytes > 0)
     std::printf("   %.0f segment bytes, %.3fx smaller than bf16", segment_bytes,
                 bytes / 2 / segment_bytes);

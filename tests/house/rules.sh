@@ -54,7 +54,9 @@ dependencies_go_down() {
     forbid common '(kernels|libclient|daemon|examples|tests)/'
     forbid include '(common|kernels|libclient|daemon|examples|tests)/'
     forbid kernels '(libclient|daemon|examples|tests)/'
-    forbid libclient '(daemon|examples|tests)/'
+    # polykvctl tokenizes with the model library, which needs neither torch nor the daemon.
+    forbid libclient '(daemon|examples|tests)/' libclient/cli
+    forbid libclient/cli '(examples|tests|daemon/[a-z_]+\.h|daemon/prefill/[^m])'
     forbid daemon '(examples|tests)/'
     # The daemon must not die of a model file, nor carry a tensor library; neither may an agent's
     # library.

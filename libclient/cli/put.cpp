@@ -1,0 +1,93 @@
+// put: a text becomes a document.
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+
+#include "libclient/cli/commands.h"
+#include "libclient/cli/files.h"
+#include "libclient/cli/progress.h"
+
+namespace polykv::cli {
+
+namespace {
+
+Result<std::string> name_for(const PutOptions& options) {
+  if (!options.name.empty()) return options.name;
+  if (options.file == "-") {
+    return {POLYKV_ERR_INVALID_ARGUMENT,
+            "put: a document from standard input needs a name; give --name"};
+  }
+  return std::filesystem::path(options.file).filename().string();
+}
+
+uint32_t flags_of(const PutOptions& options) {
+  uint32_t flags = 0;
+  if (options.bos) flags |= POLYKV_INGEST_ADD_BOS;
+  if (options.parse_special) flags |= POLYKV_INGEST_PARSE_SPECIAL;
+  if (options.chat_head) flags |= POLYKV_INGEST_CHAT_HEAD;
+  if (options.replace) flags |= POLYKV_INGEST_REPLACE_NAME;
+  if (options.share == "public") flags |= POLYKV_INGEST_SHARE_PUBLIC;
+  return flags;
+}
+
+Status put_named(const Global& global, const PutOptions& options, const std::string& name) {
+  client::IngestOptions ingest;
+  POLYKV_ASSIGN_OR_RETURN(ingest.profile, parse_profile(options.codec));
+  if (options.file == "-" && options.before == "-") {
+    return {POLYKV_ERR_INVALID_ARGUMENT, "text and --before cannot both be standard input"};
+  }
+  POLYKV_ASSIGN_OR_RETURN(const ModelArgument model, open_model(options.model));
+  POLYKV_ASSIGN_OR_RETURN(const UniqueFd text, open_input(options.file, "text"));
+  if (size_of(text) == uint64_t{0}) {
+    return {POLYKV_ERR_EMPTY_DOCUMENT, "the document has no tokens; give a file with text"};
+  }
+  UniqueFd before;
+  if (!options.before.empty()) {
+    POLYKV_ASSIGN_OR_RETURN(before, open_input(options.before, "--before"));
+  }
+  POLYKV_ASSIGN_OR_RETURN(client::Session session, connect(global));
+
+  ingest.name = name.c_str();
+  ingest.model_name = model.name.empty() ? nullptr : model.name.c_str();
+  ingest.model_fd = model.file.get();
+  ingest.text_fd = text.get();
+  ingest.before_fd = before.get();
+  ingest.flags = flags_of(options);
+
+  const auto start = std::chrono::steady_clock::now();
+  uint64_t memory_bytes = 0;
+  bool was_computed = false;
+  const client::Result<client::Lease> lease = [&] {
+    ProgressPrinter printer(one_line(name));
+    return session.ingest(ingest, [&](const polykv_ingest_progress& progress) {
+      memory_bytes = std::max(memory_bytes, progress.memory_bytes);
+      was_computed = was_computed || progress.phase == POLYKV_INGEST_PREFILLING;
+      if (!global.json) printer.update(progress);
+      return true;
+    });
+  }();
+  if (!lease) return to_status(lease.error());
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  const client::DocumentInfo info = lease->info();
+  if (global.json) {
+    print({{"document", document_json(info)},
+           {"seconds", seconds.count()},
+           {"worker_memory_bytes", memory_bytes},
+           {"computed", was_computed}});
+  } else {
+    std::printf("%s: %llu tokens in %s as %s%s\n", one_line(name).c_str(),
+                static_cast<unsigned long long>(info.token_count),
+                human_bytes(info.stored_bytes).c_str(), polykv_profile_name(info.profile),
+                was_computed ? format(", %.1f s", seconds.count()).c_str() : ", was there already");
+  }
+  return Status::ok();
+}
+
+}  // namespace
+
+Status put(const Global& global, const PutOptions& options) {
+  POLYKV_ASSIGN_OR_RETURN(const std::string name, name_for(options));
+  return put_named(global, options, name).with_context("put '" + name + "'");
+}
+
+}  // namespace polykv::cli

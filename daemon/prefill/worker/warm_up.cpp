@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
+#include <exception>
 #include <thread>
 
 #include "daemon/prefill/transformer/transformer.h"
@@ -20,7 +21,7 @@ void warm_up(uint32_t thread_count) {
   // The unwinder finds its tables with the first exception.
   try {
     static_cast<void>(product.view({3, 5}));
-  } catch (const c10::Error&) {
+  } catch (const std::exception&) {
   }
   std::thread([] {}).join();
   static_cast<void>(::sysconf(_SC_NPROCESSORS_ONLN));

@@ -1,0 +1,39 @@
+// One agent process: a model of its own (weights mapped from the shared cache file), a KV cache of
+// its own, and a document that it either decodes from the pool or prefills by itself.
+//
+// It speaks lines of JSON on standard output, and is told to go on by lines on standard input, so
+// that a driver can let many begin at once and hold them while it measures:
+//   agent -> {"event":"ready"}                     weights mapped and touched
+//   driver -> "go"
+//   agent -> {"event":"answer", ...}               one for each question
+//   agent -> {"event":"holding"}                   lease and cache still held
+//   driver -> "exit"                               (or end of file)
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/result.h"
+
+namespace polykv::example {
+
+struct AgentOptions {
+  std::string socket_path;  // empty: the usual places
+  std::string model_path;
+  std::string weights_path;         // cache file made by prepare_weights
+  std::string document_name;        // in the pool; empty: no pool
+  std::string document_path;        // text file that the agent prefills itself; empty: pool
+  std::vector<uint32_t> questions;  // indices into kQuestions
+  uint32_t max_tokens = 32;
+  uint32_t thread_count = 1;
+};
+
+/// Dequantises the model into the weights cache file unless a valid one is there.
+Status prepare_weights(const std::string& model_path, const std::string& weights_path,
+                       uint32_t thread_count);
+
+/// Runs the protocol above. A failure is also told as {"event":"error", "message": ...}.
+Status run_agent(const AgentOptions& options);
+
+}  // namespace polykv::example

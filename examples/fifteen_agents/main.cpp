@@ -1,0 +1,93 @@
+// fifteen_agents: separate agent processes answer questions about one document.
+//
+//   fifteen_agents run      puts a document into a running polykvd, runs agents on it, prints times
+//   and memory fifteen_agents compare  answers with the pool (exact) and without it, and compares
+//   token ids fifteen_agents agent    one agent process, as `run` starts it (its protocol is in
+//   agent.h)
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <thread>
+
+#include "examples/fifteen_agents/agent.h"
+#include "examples/fifteen_agents/driver.h"
+#include "examples/fifteen_agents/questions.h"
+
+using namespace polykv;
+using namespace polykv::example;
+
+namespace {
+
+void add_run_options(CLI::App& app, RunOptions& options) {
+  app.add_option("--socket", options.socket_path, "polykvd's socket (default: the usual places)");
+  app.add_option("--model", options.model_path, "GGUF file of a Llama-like instruct model")
+      ->required();
+  app.add_option("--weights", options.weights_path,
+                 "cache file of the dequantised weights; made when missing")
+      ->required();
+  app.add_option("--document", options.document_path, "text file")->required();
+  app.add_option("--name", options.document_name, "the document's name in the pool")
+      ->capture_default_str();
+  app.add_option("--max-tokens", options.max_tokens, "tokens of an answer")->capture_default_str();
+  app.add_option("--threads", options.thread_count, "threads of an agent that runs alone")
+      ->capture_default_str();
+}
+
+int report(const Status& status) {
+  if (status.is_ok()) return 0;
+  std::fprintf(stderr, "fifteen_agents: %s\n", status.message().c_str());
+  return status.code();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Agent processes that share one document through polykvd");
+  app.require_subcommand(1);
+
+  RunOptions run;
+  CompareOptions compare;
+  AgentOptions agent;
+  const uint32_t cores = std::max(1U, std::thread::hardware_concurrency());
+  run.thread_count = compare.run.thread_count = cores;
+
+  CLI::App* run_command = app.add_subcommand("run", "put a document, run agents on it, measure");
+  add_run_options(*run_command, run);
+  run_command->add_option("--codec", run.codec, "codec profile")->capture_default_str();
+  run_command->add_option("--agents", run.agent_count, "agent processes at once")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 256));
+  run_command->add_flag("--measure-all-alone", run.measure_all_alone,
+                        "run them without the pool as well, instead of computing that time");
+  run_command->add_option("--json", run.json_path, "write the figures there");
+
+  CLI::App* compare_command =
+      app.add_subcommand("compare", "compare answers with the exact pool and without it");
+  add_run_options(*compare_command, compare.run);
+  compare_command->add_option("--question-count", compare.question_count, "questions")
+      ->capture_default_str()
+      ->check(CLI::Range(size_t{1}, kQuestions.size()));
+
+  CLI::App* agent_command = app.add_subcommand("agent", "one agent process");
+  agent_command->add_option("--socket", agent.socket_path, "polykvd's socket");
+  agent_command->add_option("--model", agent.model_path, "GGUF file")->required();
+  agent_command->add_option("--weights", agent.weights_path, "weights cache file")->required();
+  auto* name = agent_command->add_option("--name", agent.document_name, "document in the pool");
+  agent_command
+      ->add_option("--document", agent.document_path, "text file to prefill without the pool")
+      ->excludes(name);
+  agent_command->add_option("--max-tokens", agent.max_tokens, "tokens of an answer");
+  agent_command->add_option("--threads", agent.thread_count, "threads");
+  agent_command->add_option("--questions", agent.questions, "indices of questions")
+      ->required()
+      ->check(CLI::Range(size_t{0}, kQuestions.size() - 1));
+
+  CLI11_PARSE(app, argc, argv);
+  if (run_command->parsed()) return report(run_agents(run));
+  if (compare_command->parsed()) return report(compare_answers(compare));
+  if (agent.document_name.empty() && agent.document_path.empty()) {
+    return report(
+        {POLYKV_ERR_INVALID_ARGUMENT, "agent: give --name (pool) or --document (no pool)"});
+  }
+  return report(run_agent(agent));
+}

@@ -1,0 +1,89 @@
+#include "examples/fifteen_agents/pool.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+namespace polykv::example {
+
+Status check(polykv_status status) {
+  return status == POLYKV_OK ? Status::ok() : Status(status, polykv_last_error());
+}
+
+Result<SessionHandle> connect(const std::string& socket_path) {
+  polykv_connect_options options;
+  polykv_connect_options_init(&options);
+  if (!socket_path.empty()) options.socket_path = socket_path.c_str();
+  options.client_name = "fifteen_agents";
+  polykv_session* session = nullptr;
+  POLYKV_RETURN_IF_ERROR(check(polykv_session_connect(&options, &session)));
+  return SessionHandle(session);
+}
+
+Result<LeaseHandle> acquire(polykv_session* session, const std::string& name) {
+  polykv_acquire_options options;
+  polykv_acquire_options_init(&options);
+  options.name = name.c_str();
+  options.flags = POLYKV_ACQUIRE_WAIT;
+  polykv_lease* lease = nullptr;
+  POLYKV_RETURN_IF_ERROR(check(polykv_document_acquire(session, &options, &lease, nullptr)));
+  return LeaseHandle(lease);
+}
+
+Status require_model(const polykv_lease* lease, const Digest& fingerprint) {
+  polykv_document_info info;
+  polykv_document_info_init(&info);
+  POLYKV_RETURN_IF_ERROR(check(polykv_lease_info(lease, &info)));
+  if (std::memcmp(info.model->fingerprint, fingerprint.data(), fingerprint.size()) != 0) {
+    return {POLYKV_ERR_INVALID_ARGUMENT,
+            "use a document: another model computed it; give the agent the model that the document "
+            "was put with"};
+  }
+  return Status::ok();
+}
+
+Status decode_into(const polykv_lease* lease, KvCache& cache, uint32_t thread_count) {
+  polykv_document_info info;
+  polykv_document_info_init(&info);
+  POLYKV_RETURN_IF_ERROR(check(polykv_lease_info(lease, &info)));
+  if (info.token_count > cache.capacity_tokens()) {
+    return {POLYKV_ERR_LIMIT,
+            format("decode a document of %llu tokens: the cache has room for %u",
+                   static_cast<unsigned long long>(info.token_count), cache.capacity_tokens())};
+  }
+  std::atomic<uint32_t> next_layer{
+      0};  // relaxed: it only hands out numbers; join() orders the rest
+  std::mutex mutex;
+  Status first_error;  // guarded by mutex
+  const auto work = [&] {
+    for (uint32_t layer;
+         (layer = next_layer.fetch_add(1, std::memory_order_relaxed)) < cache.layer_count();) {
+      polykv_decode_options options;
+      polykv_decode_options_init(&options);
+      options.token_count = info.token_count;
+      options.dtype = POLYKV_F32;
+      options.k = cache.k(layer);
+      options.v = cache.v(layer);
+      options.k_strides = {static_cast<int64_t>(cache.head_stride()),
+                           static_cast<int64_t>(cache.token_stride()), 1};
+      options.v_strides = options.k_strides;
+      const Status status = check(polykv_layer_decode(lease, layer, &options));
+      if (!status.is_ok()) {
+        const std::lock_guard lock(mutex);
+        if (first_error.is_ok()) first_error = status;
+        return;
+      }
+    }
+  };
+  std::vector<std::thread> threads;
+  for (uint32_t i = 1; i < std::max(1U, thread_count); ++i) threads.emplace_back(work);
+  work();
+  for (std::thread& thread : threads) thread.join();
+  POLYKV_RETURN_IF_ERROR(first_error);
+  cache.set_token_count(static_cast<uint32_t>(info.token_count));
+  return Status::ok();
+}
+
+}  // namespace polykv::example

@@ -1,0 +1,37 @@
+// What an agent program does with polykv: connect, acquire a document, decode it into its own KV
+// cache. The C ABI, used from C++ with two small owners.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/result.h"
+#include "daemon/prefill/transformer/kv_cache.h"
+#include "polykv/polykv.h"
+
+namespace polykv::example {
+
+struct SessionCloser {
+  void operator()(polykv_session* session) const { polykv_session_close(session); }
+};
+struct LeaseReleaser {
+  void operator()(polykv_lease* lease) const { polykv_lease_release(lease); }
+};
+using SessionHandle = std::unique_ptr<polykv_session, SessionCloser>;
+using LeaseHandle = std::unique_ptr<polykv_lease, LeaseReleaser>;
+
+/// The status of a call with the library's message for it.
+Status check(polykv_status status);
+
+Result<SessionHandle> connect(const std::string& socket_path);
+Result<LeaseHandle> acquire(polykv_session* session, const std::string& name);
+
+/// Refuses a document that another model computed: its KV would be garbage to this one.
+Status require_model(const polykv_lease* lease, const Digest& fingerprint);
+
+/// Decodes the whole document into the cache (fp32, layers spread over `thread_count` threads) and
+/// sets its token count.
+Status decode_into(const polykv_lease* lease, KvCache& cache, uint32_t thread_count);
+
+}  // namespace polykv::example

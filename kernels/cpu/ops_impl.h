@@ -156,9 +156,12 @@ POLYKV_TARGET inline void walsh_hadamard8(Float8& x) {
 // 64 values stay in eight vectors for all six stages.
 POLYKV_TARGET inline void walsh_hadamard64(float* row) {
   Float8 x[8];
-  std::memcpy(x, row, sizeof x);
 #pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) walsh_hadamard8(x[i]);
+  for (int i = 0; i < 8; ++i) {
+    // One vector at a time: a single copy of all of them goes through the stack in halves.
+    std::memcpy(&x[i], row + 8 * i, sizeof x[i]);
+    walsh_hadamard8(x[i]);
+  }
 #pragma GCC unroll 3
   for (int half = 1; half < 8; half *= 2) {
 #pragma GCC unroll 8
@@ -169,7 +172,8 @@ POLYKV_TARGET inline void walsh_hadamard64(float* row) {
       x[i] = sum;
     }
   }
-  std::memcpy(row, x, sizeof x);
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) std::memcpy(row + 8 * i, &x[i], sizeof x[i]);
 }
 
 // Unnormalised Walsh-Hadamard transform in place; dims is a power of two >= 8.

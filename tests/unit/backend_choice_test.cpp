@@ -1,0 +1,19 @@
+// Run three times, with POLYKV_CPU unset, =baseline and =reference (tests/unit/CMakeLists.txt).
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <string>
+
+#include "kernels/codec.h"
+#include "kernels/cpu/ops.h"
+
+using namespace polykv;
+
+TEST_CASE("POLYKV_CPU chooses the backend and holds back the instruction set") {
+  const char* variable = std::getenv("POLYKV_CPU");
+  const std::string choice = variable == nullptr ? "" : variable;
+  CHECK(active_backend() == (choice == "reference" ? Backend::reference : Backend::cpu));
+  CHECK(codec_for(Profile::k8v8) == codec_for(Profile::k8v8, active_backend()));
+  CHECK(codec_for(Profile::k8v8, Backend::cpu) != codec_for(Profile::k8v8, Backend::reference));
+  const bool plain = choice == "baseline" || cpu::avx2_ops() == nullptr;
+  CHECK(&cpu::ops() == (plain ? &cpu::baseline_ops() : cpu::avx2_ops()));
+}

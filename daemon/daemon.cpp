@@ -4,6 +4,7 @@
 
 #include <cerrno>
 
+#include "daemon/ingest.h"
 #include "polykv/version.h"
 
 namespace polykv::daemon {
@@ -39,6 +40,9 @@ Result<std::unique_ptr<Daemon>> Daemon::create(const Options& options, const Lim
                                               self->memory_, *daemon->server_, self->segments_,
                                               self->catalog_, self->counters_, epoch});
   daemon->requests_ = std::make_unique<Requests>(*daemon->core_, POLYKV_VERSION_TEXT);
+  daemon->ingest_ =
+      std::make_unique<Ingest>(*daemon->core_, daemon->requests_->leases(), self->options_);
+  daemon->requests_->set_ingest(daemon->ingest_.get());
   daemon->server_->set_handler(*daemon->requests_);
   return daemon;
 }

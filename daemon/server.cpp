@@ -314,6 +314,10 @@ void Server::drop(SessionId id, const Status& reason) {
   end(*session, "dropped");
 }
 
+void Server::close(SessionId id) {
+  if (Session* session = find(id)) end(*session, "not needed any more");
+}
+
 void Server::end_sessions_of(const Process& process) {
   for (auto& [id, session] : sessions_) {
     if (session->process.get() == &process && !session->is_ending) end(*session, "process is gone");

@@ -91,6 +91,8 @@ class Server {
   void reply_done(SessionId id, uint64_t request_id);
   /// Ends a session for the given reason, with a last Error packet if that can be sent at once.
   void drop(SessionId id, const Status& reason);
+  /// Ends a session without a word. One that has ended is fine.
+  void close(SessionId id);
   /// Ends all sessions of a process that is gone.
   void end_sessions_of(const Process& process);
 

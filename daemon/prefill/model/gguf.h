@@ -79,7 +79,21 @@ class GgufFile {
   Result<std::vector<int32_t>> integers(std::string_view key) const;  // an array of int32 or uint32
 
  private:
-  enum class ValueType : uint32_t;
+  enum class ValueType : uint32_t {
+    u8 = 0,
+    i8 = 1,
+    u16 = 2,
+    i16 = 3,
+    u32 = 4,
+    i32 = 5,
+    f32 = 6,
+    boolean = 7,
+    string = 8,
+    array = 9,
+    u64 = 10,
+    i64 = 11,
+    f64 = 12,
+  };
   struct Value {
     uint32_t type = 0;
     uint32_t element_type = 0;  // of an array

@@ -128,14 +128,15 @@ void bench(Profile profile, const std::vector<LayerValues>& layers, uint32_t lay
   // One fp32 cache for all layers, as an agent has it.
   const uint64_t k_size = geometry.kv_head_count * tokens * geometry.k_head_dim;
   const uint64_t v_size = geometry.kv_head_count * tokens * geometry.v_head_dim;
-  std::vector<float> cache((k_size + v_size) * layer_count);
+  AlignedBytes memory((k_size + v_size) * layer_count * sizeof(float));
+  auto* cache = reinterpret_cast<float*>(memory.span().data());
   const auto decode = [&](Dtype dtype) {
     for (uint32_t i = 0; i < layer_count; ++i) {
       DecodeTarget target;
       target.token_count = tokens;
       target.dtype = dtype;
       const KvSource where = layers[0].source();
-      float* base = cache.data() + i * (k_size + v_size);
+      float* base = cache + i * (k_size + v_size);
       target.k = base;
       target.k_strides = where.k_strides;
       target.v = base + k_size;

@@ -68,7 +68,8 @@ struct Transformer::State {
   void normalise(size_t row_count, const float* input, const float* weight);
   void rotate_and_store(size_t row_count, uint32_t first_position, KvCache& cache, uint32_t layer);
   void feed_forward(size_t row_count, float* rows, const WeightsLayout::Layer& layer);
-  void run_chunk(std::span<const uint32_t> ids, KvCache& cache, bool want_last_row);
+  bool run_chunk(std::span<const uint32_t> ids, KvCache& cache, bool want_last_row,
+                 const std::function<bool()>& go_on);
   void read_out(const float* row, std::span<float> logits);
 };
 
@@ -161,13 +162,14 @@ void Transformer::State::feed_forward(size_t row_count, float* rows,
 }
 
 /// K and V of all rows go into the cache. Above the last layer's K and V only the last row is
-/// computed, and only if it is wanted: it ends in x[last row].
-void Transformer::State::run_chunk(std::span<const uint32_t> ids, KvCache& cache,
-                                   bool want_last_row) {
+/// computed, and only if it is wanted: it ends in x[last row]. False: cancelled between two layers.
+bool Transformer::State::run_chunk(std::span<const uint32_t> ids, KvCache& cache,
+                                   bool want_last_row, const std::function<bool()>& go_on) {
   const size_t row_count = ids.size();
   const uint32_t first_position = cache.token_count();
   embed(ids);
   for (uint32_t i = 0; i < config.layer_count; ++i) {
+    if (go_on && !go_on()) return false;
     const WeightsLayout::Layer& layer = weights->layout().layers[i];
     normalise(row_count, x.data(), at(layer.attn_norm));
     multiply_transposed(normed.data(), at(layer.qkv), qkv.data(), static_cast<int64_t>(row_count),
@@ -190,6 +192,7 @@ void Transformer::State::run_chunk(std::span<const uint32_t> ids, KvCache& cache
     feed_forward(rows, residual, layer);
   }
   cache.set_token_count(first_position + static_cast<uint32_t>(row_count));
+  return true;
 }
 
 void Transformer::State::read_out(const float* row, std::span<float> logits) {
@@ -242,21 +245,24 @@ Status Transformer::forward(std::span<const uint32_t> ids, KvCache& cache, std::
   omp_set_num_threads(
       static_cast<int>(state_->thread_count));  // OpenMP's setting is per calling thread
   const BlasScope scope;
+  const auto cancelled = [&] {
+    return Status(POLYKV_ERR_CANCELLED,
+                  format("forward: cancelled after %u of %llu tokens", cache.token_count(),
+                         static_cast<unsigned long long>(end)));
+  };
   const size_t chunk = std::min<size_t>(options.chunk_tokens, ids.size());
   state_->reserve(chunk, end);
   for (size_t done = 0; done < ids.size(); done += chunk) {
     const auto part = ids.subspan(done, std::min(chunk, ids.size() - done));
     const bool is_last = done + part.size() == ids.size();
     const bool want_logits = is_last && !logits.empty();
-    state_->run_chunk(part, cache, want_logits);
+    if (!state_->run_chunk(part, cache, want_logits, options.between_layers)) return cancelled();
     if (want_logits) {
       state_->read_out(&state_->x[(part.size() - 1) * state_->sizes.embedding], logits);
     }
     if (options.progress && !options.progress(cache.token_count(), static_cast<uint32_t>(end)) &&
         !is_last) {
-      return {POLYKV_ERR_CANCELLED,
-              format("forward: cancelled after %u of %llu tokens", cache.token_count(),
-                     static_cast<unsigned long long>(end))};
+      return cancelled();
     }
   }
   return Status::ok();

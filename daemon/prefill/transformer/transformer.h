@@ -24,6 +24,9 @@ struct ForwardOptions {
   /// After each chunk: tokens in the cache by now, of this call's end. false cancels:
   /// POLYKV_ERR_CANCELLED, and the cache keeps the chunks that are done.
   std::function<bool(uint32_t tokens_done, uint32_t tokens_total)> progress;
+  /// Between two layers of a chunk, for whoever must show signs of life on a slow machine. false
+  /// cancels, and the cache keeps the chunks that are done.
+  std::function<bool()> between_layers;
 };
 
 /// What a prefill allocates, before it starts. The caller compares it with its limit.

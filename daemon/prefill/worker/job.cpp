@@ -187,13 +187,23 @@ Status Job::prefill(lib::Publisher& publisher) {
   POLYKV_ASSIGN_OR_RETURN(KvCache cache, KvCache::create(model_.config(), token_count));
   POLYKV_RETURN_IF_ERROR(keep_alive(POLYKV_INGEST_PREFILLING, 0));
   Status lost;
+  lib::Clock::time_point last_sign = lib::Clock::now();
+  const auto show_life = [&] {
+    last_sign = lib::Clock::now();
+    lost = keep_alive(POLYKV_INGEST_PREFILLING, result_.prefilled_tokens);
+    if (lost.is_ok()) lost = publisher.progress(result_.prefilled_tokens);
+    return lost.is_ok();
+  };
   ForwardOptions options;
   options.chunk_tokens = kChunkOfPrefill;
   options.progress = [&](uint32_t tokens_done, uint32_t) {
     result_.prefilled_tokens = tokens_done;
-    lost = keep_alive(POLYKV_INGEST_PREFILLING, tokens_done);
-    if (lost.is_ok()) lost = publisher.progress(tokens_done);
-    return lost.is_ok();
+    return show_life();
+  };
+  // A chunk may take long on a busy machine.
+  options.between_layers = [&] {
+    const auto silent = lib::Clock::now() - last_sign;
+    return silent < std::chrono::milliseconds(heartbeat_ms()) || show_life();
   };
   // A producer before us may have sealed the first segments; their K and V are needed all the same.
   while (cache.token_count() < token_count) {

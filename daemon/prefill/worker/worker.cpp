@@ -55,6 +55,7 @@ class Worker {
     POLYKV_ASSIGN_OR_RETURN(FreeMemory free_memory, FreeMemory::open());
     free_memory_ = std::make_unique<FreeMemory>(std::move(free_memory));
     warm_up(limits_.thread_count);
+    blas_ = blas_info().description;  // looks at files
     const Status locked = enter_sandbox({.memory_bytes = limits_.memory_bytes});
     if (!locked.is_ok()) report_failure(locked);
     return locked;
@@ -82,7 +83,7 @@ class Worker {
   Status report_ready(const PrefillModel& model) {
     flatbuffers::FlatBufferBuilder builder;
     const auto identity = to_wire(builder, model.identity());
-    const auto blas = builder.CreateString(blas_info().description);
+    const auto blas = builder.CreateString(blas_);
     return session_->send(builder, wire::CreateWorkerReady(builder, identity, blas));
   }
 
@@ -124,6 +125,7 @@ class Worker {
   const wire::WorkerStart* settings_ = nullptr;  // within settings_message_
   JobLimits limits_;
   std::unique_ptr<FreeMemory> free_memory_;
+  std::string blas_;
 };
 
 }  // namespace

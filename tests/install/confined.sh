@@ -1,43 +1,67 @@
 #!/usr/bin/env bash
-# confined.sh CONFINED UNIT PROGRAM ARGUMENT...: the program works under the system call filter of the
-# unit, without memory that is writable and executable, and with no socket but a local one.
+# confined.sh BUILD-FOLDER UNIT: as the service manager would run it — with the unit's system call
+# filter, without memory that is writable and executable, on a socket that was there before the
+# daemon — polykvd serves, and its worker computes a document.
 set -euo pipefail
-confined=$1 unit=$2
-shift 2
-command -v systemd-analyze >/dev/null || {
-  echo "skipped: systemd-analyze is not installed"
-  exit 77
-}
+build=$1 unit=$2
+for tool in systemd-analyze systemd-socket-activate; do
+  command -v "$tool" >/dev/null || {
+    echo "skipped: $tool is not installed"
+    exit 77
+  }
+done
+
 scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
-
-# expand NAME: the system calls of a name or of a @set and the sets in it.
-expand() {
-  local entry
-  case "$1" in
-    @*)
-      systemd-analyze syscall-filter "$1" | awk 'NR > 1 && $1 !~ /^#/ { print $1 }' |
-        while read -r entry; do expand "$entry"; done
-      ;;
-    *) echo "$1" ;;
-  esac
+activator=
+finish() {
+  local status=$?
+  # After the first connection the activator has become polykvd.
+  if [ -n "$activator" ]; then
+    kill -TERM "$activator" 2>/dev/null || true
+    wait "$activator" 2>/dev/null || true
+  fi
+  [ $status = 0 ] || cat "$scratch/log" 2>/dev/null || true
+  rm -rf "$scratch"
+  exit $status
 }
+trap finish EXIT
 
-# As systemd does: each line adds its calls, or takes them away where it begins with ~.
-: >"$scratch/permitted"
-while read -r line; do
-  for name in ${line#\~}; do expand "$name"; done | sort -u >"$scratch/line"
-  case "$line" in
-    \~*) comm -23 "$scratch/permitted" "$scratch/line" >"$scratch/next" ;;
-    *) sort -u "$scratch/permitted" "$scratch/line" >"$scratch/next" ;;
-  esac
-  mv "$scratch/next" "$scratch/permitted"
-done < <(sed -n 's/^SystemCallFilter=//p' "$unit")
-grep -q '^MemoryDenyWriteExecute=yes' "$unit" && grep -q '^RestrictAddressFamilies=AF_UNIX$' "$unit"
-
-echo "$(wc -l <"$scratch/permitted") system calls are permitted"
-if "$confined" "$scratch/permitted" "$(command -v python3)" -c 'import os; os.chroot("/")' 2>/dev/null; then
+calls=$scratch/permitted confined=$build/tests/confined
+"$(dirname "${BASH_SOURCE[0]}")/permitted_calls.sh" "$unit" >"$calls"
+# What `confined` applies without being asked.
+grep -q '^MemoryDenyWriteExecute=yes$' "$unit"
+grep -q '^RestrictAddressFamilies=AF_UNIX$' "$unit"
+if "$confined" "$calls" "$(command -v chroot)" / true 2>/dev/null; then
   echo "the filter does not hold"
   exit 1
 fi
-"$confined" "$scratch/permitted" "$@"
+if [ -x "$build/bin/polykv-prefill" ]; then
+  "$confined" "$calls" "$build/bin/polykv-prefill" --self-check
+fi
+
+export POLYKV_SOCKET=$scratch/polykv.sock
+systemd-socket-activate --seqpacket --listen="$POLYKV_SOCKET" \
+  "$confined" "$calls" "$build/bin/polykvd" --budget 256MiB >"$scratch/log" 2>&1 &
+activator=$!
+for _ in $(seq 100); do
+  [ -S "$POLYKV_SOCKET" ] && break
+  sleep 0.1
+done
+ctl=$build/bin/polykvctl
+"$ctl" status
+[ -S "$POLYKV_SOCKET" ]
+
+if [ -z "${POLYKV_TEST_MODEL:-}" ] || [ ! -x "$build/bin/polykv-prefill" ]; then
+  echo "no document is computed: POLYKV_TEST_MODEL is not set, or polykv-prefill was not built"
+  exit 0
+fi
+echo 'A daemon computes this once.' >"$scratch/note.txt"
+"$ctl" put --model "$POLYKV_TEST_MODEL" --name note --codec k8v8 "$scratch/note.txt"
+"$ctl" verify note
+"$ctl" rm note
+
+# The socket is the service manager's: the daemon leaves it behind.
+kill -TERM "$activator"
+wait "$activator"
+activator=
+[ -S "$POLYKV_SOCKET" ]

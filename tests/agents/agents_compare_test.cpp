@@ -1,0 +1,32 @@
+// With the profile `exact` in fp32 an agent that decodes from the pool says what an agent that prefills by itself says.
+#include <catch2/catch.hpp>
+#include <filesystem>
+
+#include "tests/support/daemon_process.h"
+#include "tests/support/model.h"
+
+using namespace polykv::test;
+
+TEST_CASE("answers to 20 questions over GPL-3 are those of an agent without the pool") {
+  const std::string model = model_path_or_skip();
+  DaemonProcess daemon;
+  std::vector<std::string> arguments = {POLYKV_FIFTEEN_AGENTS, "compare",
+                                        "--socket",            daemon.socket_path(),
+                                        "--model",             model,
+                                        "--weights",           daemon.folder().path() + "/weights.f32",
+                                        "--document",          kGpl3Path,
+                                        "--question-count",    "20"};
+  const pid_t pid = ::fork();
+  REQUIRE(pid >= 0);
+  if (pid == 0) {
+    std::vector<char*> pointers;
+    for (std::string& argument : arguments) pointers.push_back(argument.data());
+    pointers.push_back(nullptr);
+    ::execv(pointers[0], pointers.data());
+    ::_exit(127);
+  }
+  const ExitStatus status = wait_for_exit(pid);  // its own output says the counts, and what differed
+  INFO("polykvd: " << daemon.log());
+  CHECK(!status.was_killed);
+  CHECK(status.code == 0);
+}

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Runs scripts/quickstart as a reader of the README does, and checks what it must have printed: the real model's answers,
+# the times, the memory. usage: quickstart.sh SOURCE_DIR BINARY_DIR
+set -euo pipefail
+source_dir=$1
+binary_dir=$2
+if [ "$binary_dir" != "$source_dir/build/release" ]; then
+  echo "skipped: scripts/quickstart builds and runs build/release, this is $binary_dir"
+  exit 77
+fi
+if [ -z "${POLYKV_TEST_MODEL:-}" ]; then
+  echo "skipped: POLYKV_TEST_MODEL is not set; export POLYKV_TEST_MODEL=\$(scripts/fetch-model)"
+  exit 77
+fi
+output=$(mktemp)
+trap 'rm -f "$output"' EXIT
+"$source_dir/scripts/quickstart" 2>&1 | tee "$output"
+
+expect() {
+  grep -qE "$1" "$output" || {
+    echo "quickstart did not print: $1" >&2
+    exit 1
+  }
+}
+expect '[0-9]+ tokens: [0-9.]+ s of prefill'
+expect 'with the pool +[0-9.]+ s'
+expect 'without the pool +[0-9.]+ s'
+expect 'first token after: fastest [0-9.]+ s, median [0-9.]+ s, slowest [0-9.]+ s'
+expect 'everything counted'
+expect 'sum of PSS .* (0\.9[89]|1\.0[012])[0-9]* of one mapping'
+[ "$(grep -cE '^ +agent +[0-9]+ ' "$output")" = 15 ] || {
+  echo "quickstart did not show 15 answers" >&2
+  exit 1
+}
+expect 'Free Software Foundation'

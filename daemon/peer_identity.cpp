@@ -35,12 +35,19 @@ Result<PeerCredentials> peer_credentials(int socket) {
   return PeerCredentials{credentials.pid, credentials.uid};
 }
 
+Status no_descriptor_left() {
+  return {POLYKV_ERR_LIMIT,
+          "connect: polykvd has no descriptor left; close sessions, or raise its RLIMIT_NOFILE "
+          "(LimitNOFILE= of the service)"};
+}
+
 Result<UniqueFd> peer_pidfd(int socket) {
   int fd = -1;
   socklen_t size = sizeof fd;
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &fd, &size) != 0) {
     if (errno == ENOPROTOOPT)
       return {POLYKV_ERR_UNSUPPORTED, "read a peer's pidfd: kernel before 6.5"};
+    if (errno == EMFILE || errno == ENFILE) return no_descriptor_left();
     return system_error("read a peer's pidfd", errno);
   }
   return UniqueFd(fd);

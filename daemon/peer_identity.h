@@ -22,7 +22,10 @@ inline constexpr uid_t kOverflowUid = 65534;
 /// namespace does not know.
 Result<PeerCredentials> peer_credentials(int socket);
 
-/// SO_PEERPIDFD (Linux 6.5). POLYKV_ERR_UNSUPPORTED on older kernels.
+/// What a client is told when polykvd is out of descriptors.
+Status no_descriptor_left();
+
+/// SO_PEERPIDFD (Linux 6.5). POLYKV_ERR_UNSUPPORTED on older kernels, POLYKV_ERR_LIMIT as above.
 Result<UniqueFd> peer_pidfd(int socket);
 
 /// Checks a pidfd that a client sent of itself against its credentials, by /proc/self/fdinfo.

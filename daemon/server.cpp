@@ -77,11 +77,7 @@ void Server::shed_connection(int why) {
   spare_.reset();
   UniqueFd socket(::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (socket) {
-    (void)packet_send(
-        socket.get(),
-        error_packet(0, {POLYKV_ERR_LIMIT,
-                         "connect: polykvd has no descriptor left; close sessions, or "
-                         "raise its RLIMIT_NOFILE (LimitNOFILE= of the service)"}));
+    (void)packet_send(socket.get(), error_packet(0, no_descriptor_left()));
     spdlog::warn("shed a connection: no descriptor left ({})",
                  why == EMFILE ? "RLIMIT_NOFILE" : "fs.file-max");
   } else {

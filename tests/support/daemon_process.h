@@ -4,6 +4,7 @@
 #pragma once
 
 #include <fcntl.h>
+#include <grp.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -19,6 +20,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -70,13 +72,26 @@ inline ExitStatus wait_for_exit(pid_t pid) {
                              : ExitStatus{false, WEXITSTATUS(status)};
 }
 
+/// In a forked child: this user and nobody else from now on. Ends the child if that fails.
+inline void become_user(uid_t uid) {
+  if (::setgroups(0, nullptr) != 0 || ::setresgid(uid, uid, uid) != 0 ||
+      ::setresuid(uid, uid, uid) != 0) {
+    ::_exit(126);
+  }
+}
+
 class DaemonProcess {
  public:
   /// Flags beyond --socket, for example {"--budget", "64MiB"}. Returns once the daemon has said
   /// READY=1. The socket is open to every user. Environment entries are "NAME=value".
+  /// run_as: a user id to run under instead of the test's own, which must be root then.
   explicit DaemonProcess(const std::vector<std::string>& flags = {},
-                         const std::vector<std::string>& environment = {}) {
+                         const std::vector<std::string>& environment = {},
+                         std::optional<uid_t> run_as = std::nullopt)
+      : run_as_(run_as) {
     socket_path_ = folder_.path() + "/polykv.sock";
+    if (run_as && ::chown(folder_.path().c_str(), *run_as, *run_as) != 0)
+      throw std::runtime_error("cannot give the folder away");
     start(flags, environment);
     if (!wait_until_ready()) {
       const ExitStatus status = wait();
@@ -129,6 +144,12 @@ class DaemonProcess {
     const std::filesystem::directory_iterator entries("/proc/" + std::to_string(pid_) + "/fd");
     return static_cast<size_t>(std::distance(begin(entries), end(entries)));
   }
+  int lowest_free_descriptor() const {
+    const std::string folder = "/proc/" + std::to_string(pid_) + "/fd/";
+    int number = 0;
+    while (std::filesystem::is_symlink(folder + std::to_string(number))) ++number;
+    return number;
+  }
 
  private:
   void start(const std::vector<std::string>& flags, const std::vector<std::string>& environment) {
@@ -153,6 +174,8 @@ class DaemonProcess {
                             const std::string& notify_path) const {
     const std::string log_path = folder_.path() + "/log";
     const int log = ::open(log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+    // Opened now: the other user may not reach the folder that it is in.
+    const int program = ::open(arguments[0].c_str(), O_RDONLY | O_CLOEXEC);
     ::dup2(log, STDERR_FILENO);
     ::setenv("NOTIFY_SOCKET", notify_path.c_str(), 1);
     ::unsetenv("JOURNAL_STREAM");
@@ -162,7 +185,8 @@ class DaemonProcess {
     std::vector<char*> pointers;
     for (std::string& argument : arguments) pointers.push_back(argument.data());
     pointers.push_back(nullptr);
-    ::execv(pointers[0], pointers.data());
+    if (run_as_) become_user(*run_as_);
+    ::fexecve(program, pointers.data(), environ);
     ::_exit(127);
   }
 
@@ -184,6 +208,7 @@ class DaemonProcess {
   }
 
   TemporaryFolder folder_;
+  std::optional<uid_t> run_as_;
   std::string socket_path_;
   UniqueFd notify_;
   pid_t pid_ = -1;

@@ -161,6 +161,7 @@ class DaemonProcess {
     std::strncpy(address.sun_path, notify_path.c_str(), sizeof address.sun_path - 1);
     if (::bind(notify_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
       throw std::runtime_error("cannot bind the notification socket");
+    ::chmod(notify_path.c_str(), 0666);
     std::vector<std::string> arguments = {POLYKV_DAEMON_PATH, "--socket", socket_path_,
                                           "--socket-mode", "0666"};
     arguments.insert(arguments.end(), flags.begin(), flags.end());

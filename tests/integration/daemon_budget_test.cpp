@@ -1,0 +1,140 @@
+// Memory: what is refused, what is evicted, what never is.
+#include <catch2/catch.hpp>
+
+#include "tests/support/daemon_process.h"
+#include "tests/support/raw_client.h"
+
+using namespace polykv;
+using namespace polykv::test;
+
+namespace {
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+polykv_status find(RawClient& client, const std::string& name) {
+  AcquireFields fields;
+  fields.name = name;
+  const uint64_t id = client.send_acquire(fields);
+  const Reply reply = client.receive(id);
+  if (reply.code() != POLYKV_OK) return reply.code();
+  (void)client.receive(id);  // the segments
+  client.release(*reply.as<wire::LeaseGranted>().lease());
+  return POLYKV_OK;
+}
+
+/// Documents that are all of this size.
+uint64_t document_bytes() {
+  return document_number(0).segment_bytes(0, 300);
+}
+
+}  // namespace
+
+TEST_CASE("more than the budget is refused with needed and free, and nothing is allocated") {
+  DaemonProcess daemon({"--budget", std::to_string(document_bytes() - 1)});
+  RawClient client(daemon.socket_path());
+  const TestDocument document;
+  const wire::Handle ticket = client.become_producer(document);
+  const Reply reply = client.reserve(ticket, 0, 300);
+  CHECK(reply.code() == POLYKV_ERR_BUDGET);
+  CHECK(contains(reply.message(), std::to_string(document_bytes()) + " bytes needed"));
+  CHECK(contains(reply.message(), std::to_string(document_bytes() - 1) + " free of the budget"));
+  const Reply status = client.status();
+  CHECK(status.as<wire::StatusReply>().stored_bytes() == 0);
+  CHECK(status.as<wire::StatusReply>().segment_count() == 0);
+  // The ticket lives: a smaller segment may still fit.
+  CHECK(client.reserve(ticket, 0, 64).code() == POLYKV_OK);
+}
+
+TEST_CASE("the least recently used document is evicted when the budget needs it") {
+  DaemonProcess daemon({"--budget", std::to_string(2 * document_bytes())});
+  RawClient client(daemon.socket_path());
+  client.publish(document_number(1), "one");
+  client.publish(document_number(2), "two");
+  CHECK(find(client, "one") == POLYKV_OK);  // now "two" is the least recently used
+  client.publish(document_number(3), "three");
+  CHECK(find(client, "two") == POLYKV_ERR_NOT_FOUND);
+  CHECK(find(client, "one") == POLYKV_OK);
+  CHECK(find(client, "three") == POLYKV_OK);
+  const Reply status = client.status();
+  CHECK(status.as<wire::StatusReply>().evicted_documents_total() == 1);
+  CHECK(status.as<wire::StatusReply>().stored_bytes() == 2 * document_bytes());
+  CHECK(status.as<wire::StatusReply>().budget_bytes() == 2 * document_bytes());
+}
+
+TEST_CASE("a leased document is never evicted") {
+  DaemonProcess daemon({"--budget", std::to_string(2 * document_bytes())});
+  RawClient client(daemon.socket_path());
+  client.publish(document_number(1), "one");
+  client.publish(document_number(2), "two");
+  const auto one = client.lease("one");
+  const auto two = client.lease("two");
+  const TestDocument third = document_number(3);
+  const wire::Handle ticket = client.become_producer(third, "three");
+  CHECK(client.reserve(ticket, 0, 300).code() == POLYKV_ERR_BUDGET);
+  client.release(two.lease);
+  CHECK(client.reserve(ticket, 0, 300).code() == POLYKV_OK);
+  CHECK(find(client, "two") == POLYKV_ERR_NOT_FOUND);
+  CHECK(client.release(one.lease).code() == POLYKV_OK);
+}
+
+TEST_CASE("memory of a removed document that a reader still holds counts against the budget") {
+  DaemonProcess daemon({"--budget", std::to_string(document_bytes())});
+  RawClient client(daemon.socket_path());
+  client.publish(document_number(1), "one");
+  const auto one = client.lease("one");
+  client.remove("one");
+  const wire::Handle ticket = client.become_producer(document_number(2));
+  const Reply refused = client.reserve(ticket, 0, 300);
+  CHECK(refused.code() == POLYKV_ERR_BUDGET);
+  CHECK(contains(refused.message(), "removed documents that processes still hold"));
+  client.release(one.lease);
+  CHECK(client.reserve(ticket, 0, 300).code() == POLYKV_OK);
+}
+
+TEST_CASE("a control group's limit refuses by admission, before memory is touched: v2") {
+  const TemporaryFolder fake;
+  const std::string self = fake.write("self", "0::/system.slice/polykvd.service\n");
+  fake.write("cgroup/system.slice/memory.max", std::to_string(document_bytes() - 1));
+  fake.write("cgroup/system.slice/memory.current", "0");
+  DaemonProcess daemon({"--cgroup-root", fake.path() + "/cgroup", "--proc-self-cgroup", self,
+                        "--memory-reserve", "0"});
+  RawClient client(daemon.socket_path());
+  const wire::Handle ticket = client.become_producer(TestDocument());
+  const Reply refused = client.reserve(ticket, 0, 300);
+  CHECK(refused.code() == POLYKV_ERR_BUDGET);
+  CHECK(contains(refused.message(), std::to_string(document_bytes()) + " bytes needed, " +
+                                        std::to_string(document_bytes() - 1) + " free"));
+  CHECK(contains(refused.message(), "control group /system.slice (memory.max)"));
+  // Limits are read each time: raised, it fits.
+  fake.write("cgroup/system.slice/memory.max", std::to_string(document_bytes()));
+  CHECK(client.reserve(ticket, 0, 300).code() == POLYKV_OK);
+}
+
+TEST_CASE("a control group's limit refuses by admission, before memory is touched: v1") {
+  const TemporaryFolder fake;
+  const std::string self = fake.write("self", "9:name=systemd:/\n4:memory:/box/inner\n");
+  fake.write("cgroup/memory/box/inner/memory.limit_in_bytes", "9223372036854771712");
+  fake.write("cgroup/memory/box/inner/memory.usage_in_bytes", "4096");
+  fake.write("cgroup/memory/box/memory.limit_in_bytes", "1048576");
+  fake.write("cgroup/memory/box/memory.usage_in_bytes", "1044480");
+  DaemonProcess daemon({"--cgroup-root", fake.path() + "/cgroup", "--proc-self-cgroup", self,
+                        "--memory-reserve", "0"});
+  RawClient client(daemon.socket_path());
+  const wire::Handle ticket = client.become_producer(TestDocument());
+  const Reply refused = client.reserve(ticket, 0, 300);
+  CHECK(refused.code() == POLYKV_ERR_BUDGET);
+  CHECK(contains(refused.message(), "4096 free"));
+  CHECK(contains(refused.message(), "control group /box (memory.limit_in_bytes)"));
+}
+
+TEST_CASE("the machine's memory refuses by admission") {
+  const TemporaryFolder fake;
+  const std::string meminfo = fake.write("meminfo", "MemAvailable: 1024 kB\n");
+  DaemonProcess daemon({"--proc-meminfo", meminfo, "--memory-reserve", "1MiB"});
+  RawClient client(daemon.socket_path());
+  const Reply refused = client.reserve(client.become_producer(TestDocument()), 0, 300);
+  CHECK(refused.code() == POLYKV_ERR_BUDGET);
+  CHECK(contains(refused.message(), "0 free of this machine (MemAvailable)"));
+}

@@ -169,6 +169,9 @@ Result<SessionId> Server::adopt_worker(UniqueFd socket, pid_t pid, UniqueFd pidf
     processes_.detach(*process);
     return added.status();
   }
+  // Loading the tensor library takes longer than a client's handshake may, on a busy machine; the
+  // workers' own start deadline covers it.
+  loop_.cancel_timer((*added)->handshake_timer);
   (*added)->process = std::move(process);
   return (*added)->id;
 }

@@ -64,10 +64,10 @@ class SpawnSettings {
 };
 
 Status start_error(const std::string& program, int error_number) {
-  return {POLYKV_ERR_WORKER,
-          format("start '%s': %s; set worker.path in the configuration, or install it",
-                 program.c_str(),
-                 std::strerror(error_number))};  // NOLINT(concurrency-mt-unsafe): known numbers
+  return {
+      POLYKV_ERR_WORKER,
+      format("start '%s': %s; set worker.path in the configuration, or install it", program.c_str(),
+             std::strerror(error_number))};  // NOLINT(concurrency-mt-unsafe): known numbers
 }
 
 }  // namespace

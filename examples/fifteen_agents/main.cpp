@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <thread>
 
+#include "daemon/prefill/transformer/transformer.h"
 #include "examples/fifteen_agents/agent.h"
 #include "examples/fifteen_agents/driver.h"
 #include "examples/fifteen_agents/questions.h"
@@ -42,6 +43,7 @@ int report(const Status& status) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  polykv::wait_passively(argv);
   CLI::App app("Agent processes that share one document through polykvd");
   app.require_subcommand(1);
 

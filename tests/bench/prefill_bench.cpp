@@ -176,6 +176,8 @@ void report_steps(Transformer& transformer, KvCache& cache, std::span<const uint
 }  // namespace
 
 int main(int argc, char** argv) {
+  wait_passively(argv);
+  setvbuf(stdout, nullptr, _IOLBF, 0);
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 3;
   const auto chunk = static_cast<uint32_t>(argc > 2 ? std::atoi(argv[2]) : 512);
   const auto thread_count =

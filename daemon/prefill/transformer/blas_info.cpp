@@ -1,5 +1,6 @@
-// Which BLAS the dynamic linker gave to libtorch.
+// Which BLAS the dynamic linker gave to libtorch, and how its threads wait.
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <climits>
 #include <cstdlib>
@@ -7,6 +8,13 @@
 #include "daemon/prefill/transformer/transformer.h"
 
 namespace polykv {
+
+void wait_passively(char** argv) {
+  static constexpr const char* kVariable = "OMP_WAIT_POLICY";
+  if (getenv(kVariable) != nullptr || setenv(kVariable, "passive", 1) != 0) return;
+  execv("/proc/self/exe", argv);
+  // No /proc: the program goes on, and its threads spin.
+}
 
 BlasInfo blas_info() {
   BlasInfo info;

@@ -70,6 +70,12 @@ uint32_t argmax(std::span<const float> logits);
 /// the first forward().
 void set_thread_count(uint32_t thread_count);
 
+/// The first thing in main(): makes OpenMP's threads sleep while they wait. By default they spin, and on a machine that
+/// others use as well that burns several times the processor time of the work. libgomp reads its environment when it is
+/// loaded, so this sets OMP_WAIT_POLICY=passive and executes the program once more, with the same arguments and descriptors.
+/// Does nothing when the variable is set, to whatever value.
+void wait_passively(char** argv);
+
 /// Which BLAS libtorch multiplies with, for `doctor`: "OpenBLAS 0.3.21 ... (OpenMP)".
 struct BlasInfo {
   std::string description;

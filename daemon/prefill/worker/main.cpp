@@ -88,5 +88,6 @@ int prefill_main(int argument_count, char** arguments) {
 }  // namespace polykv
 
 int main(int argument_count, char** arguments) {
+  polykv::wait_passively(arguments);
   return polykv::prefill_main(argument_count, arguments);
 }

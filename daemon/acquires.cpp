@@ -21,17 +21,26 @@ int64_t unix_now_ms() {
 struct HashedTokens {
   std::shared_ptr<const std::vector<uint32_t>> tokens;
   Digest root{};
-  std::vector<Digest> chain;
+  std::shared_ptr<const std::vector<Digest>> chain;
+};
+
+/// A list of ids that gives its charge back when it goes.
+struct ChargedTokens {
+  std::vector<uint32_t> ids;
+  std::shared_ptr<const void> charge;
 };
 
 Result<HashedTokens> read_and_hash(int fd, uint64_t token_count, uint64_t token_count_max,
-                                   const ModelIdentity& identity) {
+                                   const ModelIdentity& identity,
+                                   std::shared_ptr<const void> charge) {
   POLYKV_ASSIGN_OR_RETURN(std::vector<uint32_t> ids,
                           memfd_read_tokens(fd, token_count, token_count_max));
   HashedTokens hashed;
   hashed.root = chain_root(identity);
-  hashed.chain = chain_digests(hashed.root, ids);
-  hashed.tokens = std::make_shared<const std::vector<uint32_t>>(std::move(ids));
+  hashed.chain = std::make_shared<const std::vector<Digest>>(chain_digests(hashed.root, ids));
+  const auto owner =
+      std::make_shared<const ChargedTokens>(ChargedTokens{std::move(ids), std::move(charge)});
+  hashed.tokens = std::shared_ptr<const std::vector<uint32_t>>(owner, &owner->ids);
   return hashed;
 }
 
@@ -100,17 +109,13 @@ Status Acquires::parse_caller(Pending& pending, const Session& session,
 
 Status Acquires::parse(Pending& pending, const Session& session, const wire::Acquire& request,
                        std::vector<UniqueFd>& fds) const {
-  if (pending_count(session.id) >= core_.limits.pending_requests_per_session) {
-    return {POLYKV_ERR_LIMIT, format("acquire: this connection has its maximum of %zu waiting "
-                                     "requests; wait for some",
-                                     core_.limits.pending_requests_per_session)};
-  }
   POLYKV_RETURN_IF_ERROR(parse_selector(pending, request));
   POLYKV_RETURN_IF_ERROR(parse_caller(pending, session, request));
   if (request.timeout_ms() < -1) return wrong("a timeout is -1 (none) or at least 0 ms");
   pending.may_produce = request.may_produce();
   pending.wait = request.wait();
   pending.timeout_ms = request.timeout_ms();
+  POLYKV_RETURN_IF_ERROR(charge_tokens(pending));
   if (request.token_count() > 0)
     pending.token_fd = std::make_shared<const UniqueFd>(std::move(fds.back()));
   return Status::ok();
@@ -142,17 +147,43 @@ void Acquires::on_acquire(Session& session, uint64_t request_id, const wire::Acq
                     });
 }
 
+Status Acquires::charge_tokens(Pending& pending) const {
+  const uint64_t count = pending.token_count;
+  if (count > core_.limits.document_tokens_max) {
+    return {POLYKV_ERR_LIMIT,
+            format("acquire: the document has %llu tokens, at most %llu are allowed; raise "
+                   "limits.document_tokens",
+                   static_cast<unsigned long long>(count),
+                   static_cast<unsigned long long>(core_.limits.document_tokens_max))};
+  }
+  const uint64_t bytes = count * sizeof(uint32_t);
+  if (token_bytes_->load(std::memory_order_relaxed) + bytes > core_.limits.token_list_bytes_max) {
+    return {POLYKV_ERR_LIMIT,
+            format("acquire: token lists take their maximum of %llu bytes; wait until other "
+                   "requests are answered, or raise polykvd's --budget",
+                   static_cast<unsigned long long>(core_.limits.token_list_bytes_max))};
+  }
+  token_bytes_->fetch_add(bytes, std::memory_order_relaxed);
+  pending.token_charge =
+      std::shared_ptr<const void>(this, [total = token_bytes_, bytes](const void*) {
+        total->fetch_sub(bytes, std::memory_order_relaxed);
+      });
+  return Status::ok();
+}
+
 void Acquires::hash_tokens(const PendingPtr& pending) {
   core_.pool.submit<Result<HashedTokens>>(
       [fd = std::move(pending->token_fd), count = pending->token_count,
-       maximum = core_.limits.document_tokens_max,
-       identity = pending->identity] { return read_and_hash(fd->get(), count, maximum, identity); },
+       maximum = core_.limits.document_tokens_max, identity = pending->identity,
+       charge = std::move(pending->token_charge)] {
+        return read_and_hash(fd->get(), count, maximum, identity, charge);
+      },
       [this, id = pending->id](Result<HashedTokens> hashed) {
         const PendingPtr found = find(id);
         if (found == nullptr) return;  // cancelled, or its connection ended
         if (!hashed) return fail(found, hashed.status());
         found->selector.tokens = std::move(hashed->tokens);
-        found->selector.digest = hashed->chain.back();
+        found->selector.digest = hashed->chain->back();
         found->root = hashed->root;
         found->chain = std::move(hashed->chain);
         resolve(found);
@@ -183,6 +214,11 @@ void Acquires::park(const PendingPtr& pending, const Flight& flight) {
                                                "try again later"});
   }
   pending->waiting_on = flight.document->key;
+  if (pending->selector.tokens != nullptr) {
+    // They are equal; however many wait, the list and its chain are there once.
+    pending->selector.tokens = flight.document->tokens;
+    pending->chain = flight.document->chain;
+  }
   if (pending->timer == 0 && pending->timeout_ms >= 0) {
     pending->timer = core_.loop.add_timer(pending->timeout_ms, [this, id = pending->id] {
       if (const PendingPtr late = find(id)) {

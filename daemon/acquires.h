@@ -7,6 +7,7 @@
 // is not looked at, so it cannot be told from a miss.
 #pragma once
 
+#include <atomic>
 #include <optional>
 
 #include "daemon/ingest_service.h"
@@ -46,7 +47,8 @@ class Acquires {
     Selector selector;
     ModelIdentity identity;  // with tokens only
     Digest root{};
-    std::vector<Digest> chain;
+    std::shared_ptr<const std::vector<Digest>> chain;
+    std::shared_ptr<const void> token_charge;
     uint64_t token_count = 0;
     SharedFd token_fd;
     bool may_produce = false;
@@ -63,6 +65,7 @@ class Acquires {
                std::vector<UniqueFd>& fds) const;
   Status parse_selector(Pending& pending, const wire::Acquire& request) const;
   Status parse_caller(Pending& pending, const Session& session, const wire::Acquire& request) const;
+  Status charge_tokens(Pending& pending) const;
   void hash_tokens(const PendingPtr& pending);
   void resolve(const PendingPtr& pending);
   void park(const PendingPtr& pending, const Flight& flight);
@@ -80,6 +83,9 @@ class Acquires {
   Publishing& publishing_;
   IngestService* ingest_ = nullptr;
   uint64_t next_id_ = 1;
+  /// Bytes of all token lists. Given back on whatever thread drops the last owner of a list, which
+  /// orders nothing else: relaxed.
+  std::shared_ptr<std::atomic<uint64_t>> token_bytes_ = std::make_shared<std::atomic<uint64_t>>(0);
   std::map<uint64_t, PendingPtr> pending_;
 };
 

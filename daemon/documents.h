@@ -37,7 +37,7 @@ struct Document {
   ModelIdentity identity;
   Digest root{};
   std::shared_ptr<const std::vector<uint32_t>> tokens;
-  std::vector<Digest> chain;
+  std::shared_ptr<const std::vector<Digest>> chain;
   DocumentState state = DocumentState::filling;
   std::set<std::string> names;
   std::vector<std::shared_ptr<Segment>> segments;  // in token order

@@ -25,6 +25,9 @@ class Ingest final : public IngestService {
   void on_ingest(Session& session, uint64_t request_id, const wire::Ingest& request,
                  std::vector<UniqueFd> fds) override;
   bool cancel(SessionId session, uint64_t request_id) override;
+  bool is_pending(SessionId session, uint64_t request_id) const override {
+    return requests_.contains({session, request_id});
+  }
   size_t pending_count(SessionId session) const override;
   void on_worker_ready(Session& worker) override;
   void on_worker_packet(Session& worker, const wire::Packet& packet) override;

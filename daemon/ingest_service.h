@@ -37,6 +37,7 @@ class IngestService {
   /// Cancel for a request that is this service's. True: it was, and has been answered with
   /// CANCELLED (the Cancel itself is answered by the caller).
   virtual bool cancel(SessionId session, uint64_t request_id) = 0;
+  virtual bool is_pending(SessionId session, uint64_t request_id) const = 0;
   /// How many requests of a session wait here, for its limit.
   virtual size_t pending_count(SessionId session) const = 0;
 

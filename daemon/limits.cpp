@@ -45,6 +45,9 @@ Result<Limits> derive_limits(const Options& options, const MachineFacts& machine
       std::min<size_t>(options.output_queue_packets * 4096, 4 << 20) + (64 << 10);
   limits.segment_count_max = usable / 2 / 2;
   limits.document_tokens_max = options.document_tokens;
+  // Token ids are a few bytes where a token's KV is kilobytes; what waits needs at least two lists.
+  limits.token_list_bytes_max =
+      std::max(limits.budget_bytes / 8, 2 * sizeof(uint32_t) * options.document_tokens);
   limits.list_page_documents = options.list_page_documents;
   limits.handshake_deadline_ms = options.handshake_deadline_ms;
   limits.stall_deadline_ms = options.stall_deadline_ms;

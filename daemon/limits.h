@@ -32,6 +32,7 @@ struct Limits {
   size_t segment_count_max = 0;       // a descriptor each
   size_t segment_digests_max = 1792;  // 57,344 bytes: SegmentReserved must fit into a packet
   uint64_t document_tokens_max = 0;
+  uint64_t token_list_bytes_max = 0;  // of all requests and documents, in the daemon's own memory
   size_t list_page_documents = 0;
   size_t list_page_bytes = 40 * 1024;  // a document's facts are at most 22 KiB
   size_t unacknowledged_packets_max = 4;

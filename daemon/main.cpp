@@ -6,6 +6,7 @@
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
@@ -26,7 +27,10 @@ std::string environment(const char* name) {
 
 void start_log(const std::string& level) {
   // Started by the service manager, whose journal takes stderr: levels as the journal knows them.
-  const bool journal = !environment("JOURNAL_STREAM").empty();
+  struct stat info {};
+  const bool journal = ::fstat(STDERR_FILENO, &info) == 0 &&
+                       environment("JOURNAL_STREAM") ==
+                           std::to_string(info.st_dev) + ":" + std::to_string(info.st_ino);
   auto logger = journal ? spdlog::systemd_logger_mt("polykvd") : spdlog::stderr_color_mt("polykvd");
   if (journal) logger->set_pattern("%v");
   spdlog::set_default_logger(std::move(logger));

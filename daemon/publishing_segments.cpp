@@ -17,11 +17,11 @@ void cut_chain(const Document& document, SegmentPromise& promise) {
   const uint64_t first = promise.spec.first_token;
   const uint64_t end = first + promise.spec.token_count;
   const uint64_t chunks_before = first / kChunkTokens;
-  promise.parent = chunks_before == 0 ? document.root : document.chain[chunks_before - 1];
-  for (uint64_t i = chunks_before; i < document.chain.size(); ++i) {
+  promise.parent = chunks_before == 0 ? document.root : (*document.chain)[chunks_before - 1];
+  for (uint64_t i = chunks_before; i < document.chain->size(); ++i) {
     const uint64_t chunk_end = std::min((i + 1) * kChunkTokens, document.tokens->size());
     if (chunk_end > end) break;
-    promise.digests.push_back(document.chain[i]);
+    promise.digests.push_back((*document.chain)[i]);
   }
 }
 

@@ -26,12 +26,21 @@ void Requests::on_session_ready(Session& session) {
 
 void Requests::on_packet(Session& session, const wire::Packet& packet, std::vector<UniqueFd> fds) {
   const uint64_t id = packet.request_id();
+  if (is_pending(session.id, id)) {
+    return core_.server.drop(
+        session.id, {POLYKV_ERR_PROTOCOL, "read a packet: its request id is in use; number anew"});
+  }
+  const bool may_wait =
+      packet.body_type() == wire::Body::Acquire || packet.body_type() == wire::Body::Ingest;
+  if (may_wait && pending_count(session.id) >= core_.limits.pending_requests_per_session) {
+    return core_.server.reply_error(
+        session.id, id,
+        {POLYKV_ERR_LIMIT, format("this connection has its maximum of %zu waiting requests; wait "
+                                  "for some",
+                                  core_.limits.pending_requests_per_session)});
+  }
   switch (packet.body_type()) {
     case wire::Body::Acquire:
-      if (acquires_.is_pending(session.id, id)) {
-        return core_.server.drop(
-            session.id, {POLYKV_ERR_PROTOCOL, "acquire: the request id is in use; number anew"});
-      }
       return acquires_.on_acquire(session, id, *packet.body_as_Acquire(), std::move(fds));
     case wire::Body::SegmentAck:
       return leases_.on_ack(session, *packet.body_as_SegmentAck());
@@ -65,6 +74,16 @@ void Requests::on_packet(Session& session, const wire::Packet& packet, std::vect
     default:
       if (ingest_ != nullptr) ingest_->on_worker_packet(session, packet);
   }
+}
+
+bool Requests::is_pending(SessionId session, uint64_t request_id) const {
+  return acquires_.is_pending(session, request_id) ||
+         (ingest_ != nullptr && ingest_->is_pending(session, request_id));
+}
+
+size_t Requests::pending_count(SessionId session) const {
+  return acquires_.pending_count(session) +
+         (ingest_ == nullptr ? 0 : ingest_->pending_count(session));
 }
 
 void Requests::on_session_end(Session& session) {
@@ -108,6 +127,7 @@ Status Requests::remove(const Session& session, const wire::Remove& request) {
   if (by_name == (request.digest() != nullptr))
     return {POLYKV_ERR_INVALID_ARGUMENT, "remove: give either a name or a digest"};
   const std::string name(text_or_empty(request.name()));
+  if (by_name) POLYKV_RETURN_IF_ERROR(check_name(name).with_context("remove"));
   for (const Domain domain : {Domain{session.uid}, kPublicDomain}) {
     std::vector<std::shared_ptr<Document>> found;
     if (by_name) {

@@ -21,6 +21,15 @@ std::vector<uint8_t> error_packet(uint64_t request_id, const Status& error) {
   return make_packet(builder, request_id, body);
 }
 
+/// Text of a peer for logs and messages: no control character, so that it cannot forge a line.
+std::string printable(std::string_view text, size_t size_max) {
+  std::string result(text.substr(0, size_max));
+  for (char& c : result) {
+    if (c < 0x20 || c > 0x7e) c = '?';
+  }
+  return result;
+}
+
 UniqueFd open_spare() {
   return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
 }
@@ -232,10 +241,10 @@ Status Server::shake_hands(Session& session, const wire::Packet& packet,
       hello->protocol_version_min() > kProtocolVersion ||
       hello->protocol_version_min() > hello->protocol_version()) {
     return {POLYKV_ERR_VERSION,
-            format("connect: polykvd %s speaks protocol %u to %u, the client (library %.32s) %u to "
+            format("connect: polykvd %s speaks protocol %u to %u, the client (library %s) %u to "
                    "%u; update the older side",
                    identity_.version.c_str(), kProtocolVersionMin, kProtocolVersion,
-                   std::string(text_or_empty(hello->library_version())).c_str(),
+                   printable(text_or_empty(hello->library_version()), 32).c_str(),
                    hello->protocol_version_min(), hello->protocol_version())};
   }
   if (session.process == nullptr) {
@@ -244,7 +253,7 @@ Status Server::shake_hands(Session& session, const wire::Packet& packet,
                                                                std::move(fds[0])));
   }
   loop_.cancel_timer(session.handshake_timer);
-  session.client_name = text_or_empty(hello->client_name()).substr(0, 64);
+  session.client_name = printable(text_or_empty(hello->client_name()), 64);
   session.protocol_version = std::min(hello->protocol_version(), kProtocolVersion);
   session.protocol_version_min = hello->protocol_version_min();
   session.is_ready = true;

@@ -102,7 +102,7 @@ void Attention::merge(const AttentionShape& shape, const KvCache& cache, size_t 
   const uint32_t group = shape.head_count / cache.kv_head_count();
   const Item& first = items_[first_item];
   for (size_t i = 0; i < size_t{group} * first.row_count; ++i) {
-    float maximum = -INFINITY;
+    float maximum = SoftmaxState().maximum;
     for (uint32_t range = 0; range < range_count_; ++range) {
       maximum = std::max(maximum, states_[items_[first_item + range].first_state + i].maximum);
     }

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 
 namespace polykv {
 
 /// The running softmax of one query: exp(score - maximum) is summed over the keys seen so far.
 struct SoftmaxState {
-  float maximum = -__builtin_inff();
+  float maximum =
+      std::numeric_limits<float>::lowest();  // no infinity: see the kernels' compiler flags
   float sum = 0;
 };
 

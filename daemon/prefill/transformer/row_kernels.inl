@@ -66,7 +66,7 @@ float softmax_block(float* scores, size_t valid, size_t count, SoftmaxState* sta
     sum += weight;
   }
   for (size_t i = valid; i < count; ++i) scores[i] = 0;
-  // Without an earlier key the old maximum is -infinity, and there is nothing to rescale.
+  // Without an earlier key there is nothing to rescale.
   const float factor = state->sum > 0 ? exp_fast(state->maximum - maximum) : 0.0F;
   state->sum = state->sum * factor + sum;
   state->maximum = maximum;

@@ -1,6 +1,6 @@
 // Acquire: find a document, become its producer, or wait for whoever produces it.
 //
-//   identify (model name or file) -> read tokens and hash the chain (thread pool) -> resolve
+//   identify (model name or file) -> read tokens and hash the chain (thread pool if long) -> resolve
 //
 // resolve: a sealed document of the caller's domain, then of the public one; else a flight (wait,
 // or BUSY); else a ticket, if the caller may produce; else NOT_FOUND. A document of another domain

@@ -177,21 +177,6 @@ Result<std::string> scalar_text(const toml::node& node) {
   return bad("give text in quotes or a whole number");
 }
 
-Status apply_model_node(Options& options, const std::string& name, const toml::node& node) {
-  ConfiguredModel model{name, {}, {}};
-  const toml::table* table = node.as_table();
-  if (table == nullptr) {
-    POLYKV_ASSIGN_OR_RETURN(model.path, scalar_text(node));
-    return add_model(options, std::move(model));
-  }
-  for (const auto& [key, value] : *table) {
-    if (key != "path" && key != "model_alias")
-      return bad("unknown key '" + std::string(key.str()) + "'; a model has path and model_alias");
-    POLYKV_ASSIGN_OR_RETURN((key == "path" ? model.path : model.alias), scalar_text(value));
-  }
-  return add_model(options, std::move(model));
-}
-
 Status apply_node(Options& options, const std::string& file, const std::string& key,
                   const toml::node& node) {
   for (const Setting& setting : settings()) {
@@ -285,7 +270,9 @@ Status apply_config(Options& options, const std::string& toml, const std::string
         POLYKV_RETURN_IF_ERROR(apply_node(options, file, inner_key, inner));
         continue;
       }
-      const Status status = apply_model_node(options, std::string(inner_name.str()), inner);
+      const Result<std::string> path = scalar_text(inner);
+      const Status status =
+          path ? add_model(options, {std::string(inner_name.str()), *path}) : path.status();
       if (!status.is_ok()) return at(file, inner, inner_key, status.message());
     }
   }
@@ -330,7 +317,7 @@ Result<Options> read_options(const OptionSources& sources) {
     const Status status =
         equals == std::string::npos
             ? bad("write NAME=PATH")
-            : add_model(options, {text.substr(0, equals), text.substr(equals + 1), {}});
+            : add_model(options, {text.substr(0, equals), text.substr(equals + 1)});
     if (!status.is_ok()) return bad("read the flags: --model " + text + ": " + status.message());
   }
   return options;

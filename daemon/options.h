@@ -9,11 +9,10 @@
 
 namespace polykv::daemon {
 
-/// A line of [models]: name = "path", or [models.name] with path and alias.
+/// A line of [models]: name = "path".
 struct ConfiguredModel {
   std::string name;
   std::string path;
-  std::string alias;  // the model_alias that makes several files of one model equal; may be empty
 };
 
 enum class PeerPidfd {

@@ -236,3 +236,24 @@ TEST_CASE("a commit renews a ticket") {
   }
   CHECK(reader.take_lease(id).fds.size() == 3);
 }
+
+TEST_CASE("a long token list, which is hashed on another thread, is found as well") {
+  DaemonProcess daemon;
+  RawClient client(daemon.socket_path());
+  TestDocument document;
+  document.model = test_model({{1, 64, 64, 0}});
+  document.tokens = test_ids(40'000);
+  client.publish(document, "long", 20'000);
+  CHECK(client.take_lease(client.send_acquire({}, &document)).fds.size() == 2);
+  document.tokens.back() += 1;
+  CHECK(client.acquire({}, &document).code() == POLYKV_ERR_NOT_FOUND);
+  // Given up while it is hashed or while it waits: both are answered.
+  AcquireFields fields = producing();
+  document.tokens.back() += 1;
+  const uint64_t id = client.send_acquire(fields, &document);
+  flatbuffers::FlatBufferBuilder builder;
+  const uint64_t cancel_id = client.send(builder, wire::CreateCancel(builder, id));
+  const Reply first = client.receive(id);
+  CHECK((first.code() == POLYKV_ERR_CANCELLED || first.is(wire::Body::TicketGranted)));
+  CHECK(client.receive(cancel_id).code() == POLYKV_OK);
+}

@@ -78,9 +78,13 @@ class GgufFile::Parser {
         return malformed(format("%s of %" PRIu64 " bytes at offset %zu is beyond the file's end",
                                 what, count, cursor_));
       }
-      static constexpr uint64_t kFirstPieceBytes = uint64_t{1} << 20;
+      // A vocabulary makes a head of megabytes; without one 128 KiB are plenty.
+      static constexpr uint64_t kFirstPieceBytes = uint64_t{128} << 10;
+      static constexpr uint64_t kSecondSizeBytes = uint64_t{2} << 20;
       const size_t old_size = head.size();
-      const uint64_t wanted = std::max({cursor_ + count, 2 * uint64_t{old_size}, kFirstPieceBytes});
+      const uint64_t grown =
+          old_size == 0 ? kFirstPieceBytes : std::max(2 * uint64_t{old_size}, kSecondSizeBytes);
+      const uint64_t wanted = std::max<uint64_t>(cursor_ + count, grown);
       head.resize(std::min(wanted, head_limit_));
       POLYKV_RETURN_IF_ERROR(file_.read(old_size, std::span(head).subspan(old_size)));
     }
@@ -207,10 +211,10 @@ class GgufFile::Parser {
     POLYKV_RETURN_IF_ERROR(read_string("a tensor's name", GgufLimits::kTensorNameBytes, &name));
     if (name.size == 0) return malformed(format("the name of tensor %" PRIu64 " is empty", index));
     tensor.name = view(name);
-    const std::string label = "tensor " + quoted(tensor.name);
+    const auto label = [&] { return "tensor " + quoted(tensor.name); };
     POLYKV_RETURN_IF_ERROR(read_number("a dimension count", &tensor.dimension_count));
     if (tensor.dimension_count == 0 || tensor.dimension_count > GgufLimits::kDimensionCount) {
-      return malformed(format("%s has %u dimensions, 1 to %u are allowed", label.c_str(),
+      return malformed(format("%s has %u dimensions, 1 to %u are allowed", label().c_str(),
                               tensor.dimension_count, GgufLimits::kDimensionCount));
     }
     tensor.value_count = 1;
@@ -220,7 +224,7 @@ class GgufFile::Parser {
       if (dimension == 0 || dimension > GgufLimits::kTensorValues / tensor.value_count) {
         return malformed(format("dimension %u of %s is %" PRIu64
                                 "; the whole may have 1 to %" PRIu64 " values",
-                                i, label.c_str(), dimension, GgufLimits::kTensorValues));
+                                i, label().c_str(), dimension, GgufLimits::kTensorValues));
       }
       tensor.value_count *= dimension;
     }
@@ -228,20 +232,20 @@ class GgufFile::Parser {
     POLYKV_RETURN_IF_ERROR(read_number("a tensor type", &type_number));
     const auto type = tensor_type_from_number(type_number);
     if (!type) {
-      return unsupported(format("%s has type number %u", label.c_str(), type_number),
+      return unsupported(format("%s has type number %u", label().c_str(), type_number),
                          "convert the model to F32, F16, BF16, Q8_0, Q4_0 or Q4_1");
     }
     tensor.type = *type;
     const uint32_t block_values = tensor_type_block_values(*type);
     if (tensor.dimensions[0] % block_values != 0) {
       return malformed(format("rows of %s have %" PRIu64 " values, no multiple of %s's %u",
-                              label.c_str(), tensor.dimensions[0], tensor_type_name(*type),
+                              label().c_str(), tensor.dimensions[0], tensor_type_name(*type),
                               block_values));
     }
     tensor.size_bytes = tensor.value_count / block_values * tensor_type_block_bytes(*type);
     POLYKV_RETURN_IF_ERROR(read_number("a tensor's offset", &tensor.offset_bytes));
     if (!result_.tensor_index_.emplace(tensor.name, result_.tensors_.size()).second) {
-      return malformed(label + " is there twice");
+      return malformed(label() + " is there twice");
     }
     result_.tensors_.push_back(std::move(tensor));
     return Status::ok();
@@ -261,17 +265,17 @@ class GgufFile::Parser {
     const uint64_t file_bytes = file_.size_bytes();
     std::vector<const TensorInfo*> by_offset;
     for (TensorInfo& tensor : result_.tensors_) {
-      const std::string label = "tensor " + quoted(tensor.name);
+      const auto label = [&] { return "tensor " + quoted(tensor.name); };
       if (tensor.offset_bytes % alignment != 0) {
         return malformed(format("the offset of %s is %" PRIu64
                                 ", no multiple of the alignment %" PRIu64,
-                                label.c_str(), tensor.offset_bytes, alignment));
+                                label().c_str(), tensor.offset_bytes, alignment));
       }
       if (data_begin > file_bytes || tensor.offset_bytes > file_bytes - data_begin ||
           tensor.size_bytes > file_bytes - data_begin - tensor.offset_bytes) {
         return malformed(format("%s has %" PRIu64 " bytes at %" PRIu64 " + %" PRIu64
                                 ", beyond the file's end at %" PRIu64,
-                                label.c_str(), tensor.size_bytes, data_begin, tensor.offset_bytes,
+                                label().c_str(), tensor.size_bytes, data_begin, tensor.offset_bytes,
                                 file_bytes));
       }
       tensor.offset_bytes += data_begin;

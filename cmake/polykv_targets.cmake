@@ -26,6 +26,7 @@ function(polykv_test name)
   cmake_parse_arguments(arg "" "TIMEOUT;PROCESSORS" "SOURCES;LIBS;LABELS;ENVIRONMENT" ${ARGN})
   add_executable(${name} ${arg_SOURCES})
   polykv_target(${name})
+  target_compile_options(${name} PRIVATE -O0)  # what is tested is optimised; optimising tests doubles the build
   target_link_libraries(${name} PRIVATE polykv_catch_main ${arg_LIBS})
   if(NOT "${arg_SOURCES}" MATCHES "[.]c(;|$)")  # C has no precompiled header here
     target_precompile_headers(${name} REUSE_FROM polykv_test_precompiled)

@@ -17,10 +17,22 @@ Status bad_request(const char* why) {
   return {POLYKV_ERR_INVALID_ARGUMENT, std::string("ingest: ") + why};
 }
 
-}  // namespace
+/// MemAvailable is left out: a worker asks for it itself, right before it allocates.
+std::optional<uint64_t> control_group_free_bytes(const Core& core) {
+  const Result<std::vector<MemoryHeadroom>> measured = core.memory.measure();
+  if (!measured.is_ok()) return std::nullopt;
+  std::optional<uint64_t> least;
+  for (const MemoryHeadroom& headroom : *measured) {
+    if (headroom.name == kThisMachine) continue;
+    const uint64_t reserve = std::min(headroom.free_bytes, core.limits.memory_reserve_bytes);
+    least = std::min(least.value_or(headroom.free_bytes), headroom.free_bytes - reserve);
+  }
+  return least;
+}
 
-WorkersConfig workers_config(const Options& options) {
+WorkersConfig workers_config(const Options& options, const Core& core) {
   WorkersConfig config;
+  config.control_group_free_bytes = [&core] { return control_group_free_bytes(core); };
   config.program = options.worker_path;
   config.thread_count = options.worker_threads != 0
                             ? static_cast<uint32_t>(options.worker_threads)
@@ -31,11 +43,13 @@ WorkersConfig workers_config(const Options& options) {
   return config;
 }
 
+}  // namespace
+
 Ingest::Ingest(Core& core, Leases& leases, const Options& options)
     : core_(core),
       leases_(leases),
       models_(options.models),
-      workers_(core.loop, core.server, core.counters, workers_config(options)) {}
+      workers_(core.loop, core.server, core.counters, workers_config(options, core)) {}
 
 // ---- requests ----------------------------------------------------------------------------------
 

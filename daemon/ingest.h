@@ -15,9 +15,6 @@
 
 namespace polykv::daemon {
 
-/// What the options say about workers.
-WorkersConfig workers_config(const Options& options);
-
 class Ingest final : public IngestService {
  public:
   Ingest(Core& core, Leases& leases, const Options& options);

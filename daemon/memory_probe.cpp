@@ -65,8 +65,8 @@ Result<std::vector<MemoryHeadroom>> MemoryProbe::measure() const {
   const std::optional<uint64_t> available_kib = read_field(proc_meminfo, "MemAvailable:");
   if (!available_kib)
     return {POLYKV_ERR_SYSTEM, "read " + proc_meminfo + ": it has no MemAvailable; mount /proc"};
-  headrooms.push_back({"this machine (MemAvailable)", *available_kib * 1024,
-                       "end programs, or remove documents (polykvctl rm)"});
+  headrooms.push_back(
+      {kThisMachine, *available_kib * 1024, "end programs, or remove documents (polykvctl rm)"});
   std::ifstream file(proc_self_cgroup);
   for (std::string line; std::getline(file, line);) {
     // "hierarchy:controllers:/path"; v2 is "0::/path".

@@ -9,9 +9,13 @@
 
 namespace polykv::daemon {
 
+/// The name of the machine's own MemAvailable among what limits memory; the others are control
+/// groups.
+inline constexpr const char* kThisMachine = "this machine (MemAvailable)";
+
 /// One thing that limits memory, and what it has left.
 struct MemoryHeadroom {
-  std::string name;  // for people: "this machine", "control group /a/b (memory.max)"
+  std::string name;  // for people: kThisMachine, "control group /a/b (memory.max)"
   uint64_t free_bytes = 0;
   std::string remedy;
 };

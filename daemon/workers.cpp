@@ -163,6 +163,14 @@ void Workers::send_settings(Worker& worker) {
   send_packet(server_, worker.session, builder, 0, body, {worker.model.file});
 }
 
+/// The smaller of what is configured and of what the control groups have left; 0: neither limits.
+uint64_t Workers::memory_limit_bytes() const {
+  const std::optional<uint64_t> free = config_.control_group_free_bytes();
+  if (!free) return config_.memory_limit_bytes;
+  const uint64_t limit = std::max<uint64_t>(*free, 1);
+  return config_.memory_limit_bytes == 0 ? limit : std::min(limit, config_.memory_limit_bytes);
+}
+
 // ---- jobs --------------------------------------------------------------------------------------
 
 void Workers::start_next_job(Worker& worker) {

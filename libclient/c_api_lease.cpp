@@ -156,6 +156,9 @@ polykv_status polykv_publisher_finish(polykv_publisher* publisher, polykv_lease*
 void polykv_publisher_abort(polykv_publisher* publisher) {
   if (publisher == nullptr) return;
   // An open segment may keep the publisher alive: the ticket is given up now, not with it.
-  publisher->publisher->abort();
+  static_cast<void>(guarded([&] {
+    publisher->publisher->abort();
+    return Status::ok();
+  }));
   delete publisher;
 }

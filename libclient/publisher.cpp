@@ -19,6 +19,15 @@ Deadline deadline_for_bytes(uint64_t size_bytes) {
                            static_cast<int64_t>(size_bytes / kBytesPerSecond) * 1000);
 }
 
+/// For destructors: to tell the daemon needs memory, and the connection's end tells it as well.
+template <typename Body>
+void quietly(Body body) noexcept {
+  try {
+    body();
+  } catch (const std::bad_alloc&) {
+  }
+}
+
 }  // namespace
 
 Result<std::shared_ptr<Publisher>> Publisher::create(const std::shared_ptr<Session>& session,
@@ -40,7 +49,7 @@ Result<std::shared_ptr<Publisher>> Publisher::create(const std::shared_ptr<Sessi
 }
 
 Publisher::~Publisher() {
-  abort();
+  quietly([this] { abort(); });
 }
 
 Status Publisher::check_usable(const char* operation) const {
@@ -159,7 +168,7 @@ void Publisher::abort() {
 }
 
 OpenSegment::~OpenSegment() {
-  abort();
+  quietly([this] { abort(); });
 }
 
 Status OpenSegment::encode_layer(uint32_t layer, KvSource source,

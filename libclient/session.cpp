@@ -100,7 +100,7 @@ struct Session::Shared {
   }
 };
 
-std::optional<Message> Session::Shared::file(Message message) {
+std::optional<Message> Session::Shared::file(Message message) try {
   const uint64_t id = message.packet->request_id();
   if (id == 0 && message.packet->body_type() == wire::Body::Error) {
     fail(status_of(*message.as<wire::Error>()));
@@ -132,6 +132,9 @@ std::optional<Message> Session::Shared::file(Message message) {
     return std::nullopt;
   }
   slot.queue.push_back(std::move(message));
+  return std::nullopt;
+} catch (const std::bad_alloc&) {
+  fail({POLYKV_ERR_NO_MEMORY, "out of memory"});  // a lost packet would be a call that hangs
   return std::nullopt;
 }
 
@@ -215,7 +218,7 @@ Status Session::send_packet(const std::vector<uint8_t>& bytes, std::span<const i
   }
 }
 
-Result<Message> Session::receive(Deadline deadline) {
+Result<Message> Session::receive(Deadline deadline) try {
   for (;;) {
     pollfd entry{socket_.get(), POLLIN, 0};
     const int ready = ::poll(&entry, 1, poll_timeout_ms(deadline));
@@ -232,6 +235,8 @@ Result<Message> Session::receive(Deadline deadline) {
     if (result == SocketResult::closed) return daemon_gone();
     if (result == SocketResult::done) return to_message(std::move(received));
   }
+} catch (const std::bad_alloc&) {
+  return {POLYKV_ERR_NO_MEMORY, "out of memory"};  // short enough to need none
 }
 
 Result<Message> Session::wait(uint64_t id, Deadline deadline) {
@@ -283,7 +288,7 @@ Result<Message> Session::next_event(Deadline deadline) {
   return wait(0, deadline);
 }
 
-void Session::abandon(uint64_t id) {
+void Session::abandon(uint64_t id) try {
   if (process_generation() != generation_) return;
   std::deque<Message> unread;
   {
@@ -295,6 +300,8 @@ void Session::abandon(uint64_t id) {
     shared_->slots.erase(found);
   }
   for (const Message& message : unread) give_back(message);
+} catch (const std::bad_alloc&) {
+  // The connection's end gives back as well.
 }
 
 void Session::give_back(const Message& message) {

@@ -66,7 +66,13 @@ Status put_named(const Global& global, const PutOptions& options, const std::str
       return true;
     });
   }();
-  if (!lease) return to_status(lease.error());
+  if (!lease) {
+    const Status failed = to_status(lease.error());
+    // The worker got a descriptor: only here is it known which file that is.
+    const bool is_about_model =
+        failed.code() == POLYKV_ERR_MODEL_FORMAT || failed.code() == POLYKV_ERR_MODEL_UNSUPPORTED;
+    return is_about_model ? failed.with_context("model '" + options.model + "'") : failed;
+  }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   const client::DocumentInfo info = lease->info();
   if (global.json) {

@@ -286,7 +286,9 @@ TEST_CASE("put passes on what the worker says, and survives its death") {
   };
   CHECK(contains(put(POLYKV_ERR_BUDGET, "refuse this", fixture.model), "refuses"));
   const std::string bad = fixture.file("bad.gguf", "fail its magic is wrong");
-  CHECK(contains(put(POLYKV_ERR_MODEL_FORMAT, "text", bad), "its magic is wrong"));
+  const std::string malformed = put(POLYKV_ERR_MODEL_FORMAT, "text", bad);
+  CHECK(contains(malformed, "its magic is wrong"));
+  CHECK(contains(malformed, bad));
   CHECK(contains(put(POLYKV_ERR_WORKER, "crash now", fixture.model), "polykv-prefill"));
   CHECK(fixture.tool.json({"ls"})["documents"].empty());
   CHECK(fixture.tool({"put", fixture.file("w.txt", "good"), "--model", fixture.model}).exit_code ==

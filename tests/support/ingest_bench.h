@@ -48,7 +48,7 @@ class IngestBench {
               std::vector<std::string> flags = {})
       : model_path_(model_path), polykvd_(with_worker(worker, std::move(flags))) {}
 
-  DaemonProcess& polykvd() { return polykvd_; }
+  const DaemonProcess& polykvd() const { return polykvd_; }
 
   std::shared_ptr<lib::Session> connect() const {
     lib::ConnectOptions options;

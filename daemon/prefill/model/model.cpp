@@ -26,7 +26,7 @@ Result<std::vector<uint32_t>> tokenize_document(const Tokenizer& tokenizer, cons
     POLYKV_ASSIGN_OR_RETURN(const ChatFrame frame, chat_frame_from_gguf(gguf));
     POLYKV_RETURN_IF_ERROR(append(frame.head, {false, true}));
   }
-  POLYKV_RETURN_IF_ERROR(append(document.before, {false, parse_special}));
+  POLYKV_RETURN_IF_ERROR(append(document.before, {false, true}));
   const size_t before_text = ids.size();
   POLYKV_RETURN_IF_ERROR(append(document.text, {false, parse_special}));
   if (ids.size() == before_text) {

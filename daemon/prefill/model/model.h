@@ -52,9 +52,9 @@ Result<Digest> model_fingerprint(const Model& model);
 /// are tokenised one by one, so that documents with the same beginning share exactly those tokens.
 struct DocumentText {
   std::string_view text;
-  std::string_view before;  // put in front of the text, treated like it; may be empty
+  std::string_view before;  // the caller's own, so its special tokens are parsed; may be empty
   bool chat_head = false;   // the model's chat template up to where the user's text begins
-  TokenizeOptions options;  // parse_special is about `text` and `before`
+  TokenizeOptions options;  // parse_special is about `text`
 };
 
 /// POLYKV_ERR_EMPTY_DOCUMENT when `text` gives no tokens.

@@ -72,7 +72,7 @@ Status write_struct(const T& value, size_t smallest, const char* name, T* out) {
 }
 
 Result<ModelIdentity> from_c(const polykv_model& model);
-Result<Dtype> from_c(polykv_dtype dtype);
+Result<Dtype> dtype_from_c(const polykv_dtype& dtype);
 inline Strides from_c(const polykv_strides& strides) {
   return {strides.kv_head, strides.token, strides.dim};
 }

@@ -1,6 +1,8 @@
 // The C ABI: versions, texts, and what its other files share.
 #include "libclient/c_api.h"
 
+#include <cstring>
+
 namespace polykv::lib {
 
 namespace {
@@ -25,13 +27,16 @@ Status require(const void* pointer, const char* operation, const char* argument)
   return {POLYKV_ERR_INVALID_ARGUMENT, format("%s: %s is NULL", operation, argument)};
 }
 
-Result<Dtype> from_c(polykv_dtype dtype) {
-  if (!dtype_is_valid(static_cast<uint32_t>(dtype))) {
+Result<Dtype> dtype_from_c(const polykv_dtype& dtype) {
+  uint32_t value =
+      0;  // a caller's number need not be an enumerator: it is copied as bytes before it is looked at
+  static_assert(sizeof value == sizeof dtype);
+  std::memcpy(&value, &dtype, sizeof value);
+  if (!dtype_is_valid(value)) {
     return {POLYKV_ERR_INVALID_ARGUMENT,
-            format("dtype %d is unknown; POLYKV_F32, POLYKV_F16 and POLYKV_BF16 exist",
-                   static_cast<int>(dtype))};
+            format("dtype %u is unknown; POLYKV_F32, POLYKV_F16 and POLYKV_BF16 exist", value)};
   }
-  return static_cast<Dtype>(dtype);
+  return static_cast<Dtype>(value);
 }
 
 Result<ModelIdentity> from_c(const polykv_model& given) {
@@ -40,7 +45,7 @@ Result<ModelIdentity> from_c(const polykv_model& given) {
   ModelIdentity identity;
   identity.name = text_of(model.name);
   std::copy_n(model.fingerprint, identity.fingerprint.size(), identity.fingerprint.begin());
-  identity.source_dtype = static_cast<Dtype>(model.source_dtype);
+  POLYKV_ASSIGN_OR_RETURN(identity.source_dtype, dtype_from_c(model.source_dtype));
   identity.rope = {static_cast<RopeKind>(model.rope_kind),
                    static_cast<RopeScaling>(model.rope_scaling),
                    model.rotary_dim,

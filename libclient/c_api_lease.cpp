@@ -63,7 +63,7 @@ polykv_status polykv_layer_decode(const polykv_lease* lease, uint32_t layer,
     DecodeRequest request;
     request.first_token = given.first_token;
     request.token_count = given.token_count;
-    POLYKV_ASSIGN_OR_RETURN(request.dtype, from_c(given.dtype));
+    POLYKV_ASSIGN_OR_RETURN(request.dtype, dtype_from_c(given.dtype));
     request.k = given.k;
     request.v = given.v;
     request.k_strides = from_c(given.k_strides);
@@ -114,7 +114,7 @@ polykv_status polykv_segment_encode_layer(polykv_segment* segment, uint32_t laye
     polykv_kv_source given;
     POLYKV_RETURN_IF_ERROR(read_struct(source, sizeof given, "polykv_kv_source", given));
     KvSource request;
-    POLYKV_ASSIGN_OR_RETURN(request.dtype, from_c(given.dtype));
+    POLYKV_ASSIGN_OR_RETURN(request.dtype, dtype_from_c(given.dtype));
     request.k = given.k;
     request.v = given.v;
     request.k_strides = from_c(given.k_strides);

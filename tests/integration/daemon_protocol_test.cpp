@@ -281,6 +281,8 @@ TEST_CASE("connections of one user are limited") {
   CHECK(serves(daemon));
 }
 
+// Not under the sanitizers: their run-time check of object types opens a pipe, and ends the process when there is none.
+#ifndef __SANITIZE_ADDRESS__
 TEST_CASE(
     "without a descriptor left a connection is shed with a reason, and later ones are served") {
   DaemonProcess daemon;
@@ -294,10 +296,12 @@ TEST_CASE(
     CHECK(shed.is_closed_by_daemon());
     CHECK(shed.last_error() == POLYKV_ERR_LIMIT);
   }
+  INFO(daemon.log());
   CHECK(client.status().code() == POLYKV_OK);
   REQUIRE(prlimit(daemon.pid(), RLIMIT_NOFILE, &old, nullptr) == 0);
   CHECK(serves(daemon));
 }
+#endif
 
 TEST_CASE("listings are paged") {
   DaemonProcess daemon({"--list-page-documents", "3"});

@@ -80,6 +80,9 @@ Status check_identity(const ModelIdentity& identity) {
 Result<ModelIdentity> from_wire(const wire::Model& model) {
   ModelIdentity identity;
   identity.name = text_or_empty(model.name());
+  // It stands in listings and in JSON.
+  if (!identity.name.empty())
+    POLYKV_RETURN_IF_ERROR(check_name(identity.name).with_context("read a model's identity"));
   if (model.fingerprint() == nullptr) {
     return {POLYKV_ERR_INVALID_ARGUMENT, "read a model's identity: it has no fingerprint"};
   }
@@ -111,8 +114,12 @@ Status check_name(std::string_view name) {
     if (byte < 0x20 || byte == 0x7f) return bad("control characters are not allowed in a name");
     const size_t length = byte < 0x80 ? 1 : byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : 2;
     bool valid = byte < 0x80 || (byte >= 0xc2 && byte <= 0xf4);
-    for (size_t k = 1; k < length; ++k) {
-      valid = valid && i + k < name.size() && (static_cast<uint8_t>(name[i + k]) & 0xc0) == 0x80;
+    // Overlong forms, surrogates and what lies beyond U+10FFFF show in the second byte.
+    uint8_t lowest = byte == 0xe0 ? 0xa0 : byte == 0xf0 ? 0x90 : 0x80;
+    uint8_t highest = byte == 0xed ? 0x9f : byte == 0xf4 ? 0x8f : 0xbf;
+    for (size_t k = 1; k < length; ++k, lowest = 0x80, highest = 0xbf) {
+      const auto next = i + k < name.size() ? static_cast<uint8_t>(name[i + k]) : uint8_t{0};
+      valid = valid && next >= lowest && next <= highest;
     }
     if (!valid) return bad("a name is UTF-8");
     i += length;

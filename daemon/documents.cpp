@@ -139,7 +139,9 @@ std::vector<EvictionCandidate> Catalog::eviction_candidates() const {
   for (const auto& [key, document] : sealed_) {
     EvictionCandidate candidate{document->serial, document->last_use, 0, document->lease_count > 0};
     for (const auto& segment : document->segments) {
-      if (segment->holder_count == 0) candidate.freeable_bytes += segment->size_bytes;
+      if (segment->holder_count > 0) continue;
+      candidate.freeable_bytes += segment->size_bytes;
+      ++candidate.freeable_segments;
     }
     candidates.push_back(candidate);
   }

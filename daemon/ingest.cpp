@@ -13,7 +13,7 @@ namespace polykv::daemon {
 
 namespace {
 
-Status bad_request(const char* why) {
+Status bad_request(const std::string& why) {
   return {POLYKV_ERR_INVALID_ARGUMENT, std::string("ingest: ") + why};
 }
 
@@ -86,7 +86,8 @@ Result<Ingest::Request> Ingest::read_request(const Session& session,
   Request result;
   result.profile = static_cast<Profile>(request.profile());
   if (result.profile == Profile::any || profile_name(result.profile) == std::string("unknown"))
-    return bad_request("the codec profile is unknown; `polykvctl put --help` lists them");
+    return bad_request(format("codec profile %u is unknown; `polykvctl put --help` lists them",
+                              request.profile()));
   result.want_lease = request.want_lease();
   result.context.domain = request.share_public() ? kPublicDomain : Domain{session.uid};
   result.context.owner = session.uid;

@@ -1,8 +1,5 @@
 // polykvd: keeps documents' compressed KV caches for the agents of this machine.
 #include <signal.h>
-#include <spdlog/sinks/stdout_color_sinks.h>
-#include <spdlog/sinks/systemd_sink.h>
-#include <spdlog/spdlog.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
@@ -15,6 +12,7 @@
 #include <cstdlib>
 
 #include "daemon/daemon.h"
+#include "daemon/log.h"
 #include "polykv/version.h"
 
 namespace polykv::daemon {
@@ -25,16 +23,12 @@ std::string environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-void start_log(const std::string& level) {
-  // Started by the service manager, whose journal takes stderr: levels as the journal knows them.
+/// Whether the service manager started us, whose journal takes stderr.
+bool stderr_is_journal() {
   struct stat info {};
-  const bool journal = ::fstat(STDERR_FILENO, &info) == 0 &&
-                       environment("JOURNAL_STREAM") ==
-                           std::to_string(info.st_dev) + ":" + std::to_string(info.st_ino);
-  auto logger = journal ? spdlog::systemd_logger_mt("polykvd") : spdlog::stderr_color_mt("polykvd");
-  if (journal) logger->set_pattern("%v");
-  spdlog::set_default_logger(std::move(logger));
-  spdlog::set_level(spdlog::level::from_str(level));
+  return ::fstat(STDERR_FILENO, &info) == 0 &&
+         environment("JOURNAL_STREAM") ==
+             std::to_string(info.st_dev) + ":" + std::to_string(info.st_ino);
 }
 
 void raise_open_file_limit() {
@@ -85,18 +79,18 @@ Status run(const Options& options) {
                 static_cast<unsigned long long>(limits.budget_bytes), options.models.size());
     return Status::ok();
   }
-  start_log(options.log_level);
+  start_log(stderr_is_journal(), options.log_level);
   POLYKV_ASSIGN_OR_RETURN(const UniqueFd signals, signal_descriptor());
   POLYKV_ASSIGN_OR_RETURN(const std::unique_ptr<Listener> listener, listen(options));
   POLYKV_ASSIGN_OR_RETURN(const std::unique_ptr<Daemon> daemon, Daemon::create(options, limits));
   POLYKV_RETURN_IF_ERROR(daemon->loop().watch(signals.get(), EPOLLIN, [&](uint32_t) {
-    spdlog::info("stopping");
+    log_info("stopping");
     ::sd_notify(0, "STOPPING=1");
     daemon->stop();
   }));
   feed_watchdog(daemon->loop());
-  spdlog::info("polykvd {} serves {} with a budget of {} bytes", POLYKV_VERSION_TEXT,
-               listener->path(), limits.budget_bytes);
+  log_info("polykvd %s serves %s with a budget of %llu bytes", POLYKV_VERSION_TEXT,
+           listener->path().c_str(), static_cast<unsigned long long>(limits.budget_bytes));
   ::sd_notifyf(0, "READY=1\nSTATUS=Serving %s, budget %llu MiB", listener->path().c_str(),
                static_cast<unsigned long long>(limits.budget_bytes >> 20));
   return daemon->serve(listener->take_socket());

@@ -1,8 +1,8 @@
 #include "daemon/publishing.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
+
+#include "daemon/log.h"
 
 namespace polykv::daemon {
 
@@ -121,8 +121,8 @@ void Publishing::end_flight(Flight& flight) {
 }
 
 void Publishing::lose(const std::shared_ptr<Flight>& flight, const char* why) {
-  spdlog::info("uid {}: a document of {} tokens is not completed: {}", flight->document->owner,
-               flight->document->tokens->size(), why);
+  log_info("uid %u: a document of %zu tokens is not completed: %s", flight->document->owner,
+           flight->document->tokens->size(), why);
   end_flight(*flight);
   if (flight->open_segment != nullptr) reclaim(*flight->open_segment);
   for (const auto& segment : flight->document->segments) core_.segments.retire(*segment);
@@ -139,7 +139,7 @@ void Publishing::complete(const std::shared_ptr<Flight>& flight) {
     const Status named = core_.catalog.give_name(*document, name, flight->replace_name,
                                                  core_.limits.names_per_document);
     if (!named.is_ok())
-      spdlog::warn("a sealed document stays without its name: {}", named.message());
+      log_warning("a sealed document stays without its name: %s", named.message().c_str());
   }
   events_.on_sealed(*document);
 }

@@ -1,6 +1,6 @@
 // The segments of a ticket: reserve, commit, abort.
-#include <spdlog/spdlog.h>
 
+#include "daemon/log.h"
 #include "daemon/publishing.h"
 
 namespace polykv::daemon {
@@ -74,13 +74,6 @@ Result<SegmentPromise> Publishing::promise(const Flight& flight,
                    static_cast<unsigned long long>(request.token_count()),
                    core_.limits.segment_digests_max * kChunkTokens)};
   }
-  if (core_.segments.segment_count() >= core_.limits.segment_count_max) {
-    return {
-        POLYKV_ERR_LIMIT,
-        format("reserve a segment: polykvd has its maximum of %zu segments; remove documents, or "
-               "raise its RLIMIT_NOFILE (LimitNOFILE= of the service)",
-               core_.limits.segment_count_max)};
-  }
   POLYKV_ASSIGN_OR_RETURN(promise.size_bytes, segment_size_bytes(promise.spec));
   return promise;
 }
@@ -90,6 +83,8 @@ Status Publishing::make_room(uint64_t size_bytes) {
   const std::vector<EvictionCandidate> candidates = core_.catalog.eviction_candidates();
   AdmissionRequest request;
   request.needed_bytes = size_bytes;
+  request.segment_count = core_.segments.segment_count();
+  request.segment_count_max = core_.limits.segment_count_max;
   request.budget_bytes = core_.limits.budget_bytes;
   request.charged_bytes = core_.segments.charged_bytes();
   request.retiring_bytes = core_.segments.retiring_bytes();
@@ -100,8 +95,8 @@ Status Publishing::make_room(uint64_t size_bytes) {
   POLYKV_ASSIGN_OR_RETURN(const Admission admission, admit(request));
   for (const uint64_t serial : admission.evict) {
     Document& document = core_.catalog.by_serial(serial);
-    spdlog::info("evicting a document of uid {}, {} bytes", document.owner,
-                 document.stored_bytes());
+    log_info("evicting a document of uid %u, %llu bytes", document.owner,
+             static_cast<unsigned long long>(document.stored_bytes()));
     core_.catalog.retire(document);
     ++core_.counters.evicted_documents_total;
   }

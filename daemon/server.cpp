@@ -1,12 +1,13 @@
 #include "daemon/server.h"
 
 #include <fcntl.h>
-#include <spdlog/spdlog.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
+
+#include "daemon/log.h"
 
 namespace polykv::daemon {
 
@@ -87,8 +88,8 @@ void Server::shed_connection(int why) {
   UniqueFd socket(::accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (socket) {
     (void)packet_send(socket.get(), error_packet(0, no_descriptor_left()));
-    spdlog::warn("shed a connection: no descriptor left ({})",
-                 why == EMFILE ? "RLIMIT_NOFILE" : "fs.file-max");
+    log_warning("shed a connection: no descriptor left (%s)",
+                why == EMFILE ? "RLIMIT_NOFILE" : "fs.file-max");
   } else {
     // The backlog stays readable: stop looking at it for a moment instead of spinning.
     loop_.rewatch(listening_.get(), 0);
@@ -120,7 +121,7 @@ Status Server::admit(const PeerCredentials& credentials) const {
 
 void Server::accept_one(UniqueFd socket) {
   const auto refuse = [&](const Status& why) {
-    spdlog::warn("refused a connection: {}", why.message());
+    log_warning("refused a connection: %s", why.message().c_str());
     (void)packet_send(socket.get(), error_packet(0, why));
   };
   const Result<PeerCredentials> peer = peer_credentials(socket.get());
@@ -142,7 +143,7 @@ void Server::accept_one(UniqueFd socket) {
   const Result<Session*> added = add_session(std::move(socket), SessionKind::client, *peer);
   if (!added) {
     if (process) processes_.detach(*process);
-    spdlog::warn("refused a connection: {}", added.status().message());
+    log_warning("refused a connection: %s", added.status().message().c_str());
     return;
   }
   (*added)->process = std::move(process);
@@ -291,7 +292,8 @@ void Server::flush(Session& session) {
     for (const SharedFd& fd : next.fds) fds.push_back(fd->get());
     const Result<SocketResult> sent = packet_send(session.socket.get(), next.bytes, fds);
     if (!sent) {
-      spdlog::error("session {}: {}", session.id, sent.status().message());
+      log_error("session %llu: %s", static_cast<unsigned long long>(session.id),
+                sent.status().message().c_str());
       return end(session, "cannot be sent to");
     }
     if (*sent == SocketResult::closed) return end(session, "hung up");
@@ -316,8 +318,9 @@ void Server::reply_done(SessionId id, uint64_t request_id) {
 void Server::drop(SessionId id, const Status& reason) {
   Session* session = find(id);
   if (session == nullptr) return;
-  spdlog::warn("dropped session {} of uid {} pid {} ({}): {}", id, session->uid,
-               session->credentials.pid, session->client_name, reason.message());
+  log_warning("dropped session %llu of uid %u pid %d (%s): %s", static_cast<unsigned long long>(id),
+              session->uid, session->credentials.pid, session->client_name.c_str(),
+              reason.message().c_str());
   if (session->output.empty()) (void)packet_send(session->socket.get(), error_packet(0, reason));
   end(*session, "dropped");
 }
@@ -335,7 +338,7 @@ void Server::end_sessions_of(const Process& process) {
 void Server::end(Session& session, const char* why) {
   assert(!session.is_ending);
   session.is_ending = true;
-  spdlog::debug("session {} ends: {}", session.id, why);
+  log_debug("session %llu ends: %s", static_cast<unsigned long long>(session.id), why);
   loop_.cancel_timer(session.handshake_timer);
   loop_.unwatch(session.socket.get());
   // A forked child may hold the client's end: shut down, so that it learns of the end.

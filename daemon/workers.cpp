@@ -1,13 +1,13 @@
 #include "daemon/workers.h"
 
 #include <fcntl.h>
-#include <spdlog/spdlog.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <utility>
 
+#include "daemon/log.h"
 #include "polykv/polykv.h"
 
 namespace polykv::daemon {
@@ -139,8 +139,8 @@ Result<Workers::Worker*> Workers::start_worker(const ModelFile& model) {
     return session.status();
   }
   worker.session = *session;
-  spdlog::info("started polykv-prefill, pid {}, for uid {} with model {}", worker.process.pid(),
-               model.key.uid, quoted_name(model));
+  log_info("started polykv-prefill, pid %d, for uid %u with model %s", worker.process.pid(),
+           model.key.uid, quoted_name(model).c_str());
   workers_.emplace(worker.id, std::move(owned));
   serving_.emplace(model.key, worker.id);
   arm_timer(worker);
@@ -221,8 +221,8 @@ void Workers::on_ready(Worker& worker, const wire::WorkerReady& ready) {
     fingerprints_.insert(worker.model.key, *identity);
   worker.identity = std::move(*identity);
   worker.state = State::ready;
-  spdlog::info("polykv-prefill, pid {}, is ready with model {}; BLAS: {}", worker.process.pid(),
-               quoted_name(worker.model), text_or_empty(ready.blas()));
+  log_info("polykv-prefill, pid %d, is ready with model %s; BLAS: %s", worker.process.pid(),
+           quoted_name(worker.model).c_str(), std::string(text_or_empty(ready.blas())).c_str());
   const auto waiters = std::exchange(worker.identify_waiters, {});
   const Result<ModelIdentity> told = *worker.identity;
   start_next_job(worker);
@@ -303,7 +303,7 @@ void Workers::on_timer(WorkerId id) {
                        "try again",
                        worker.process.pid(), static_cast<long long>(config_.stall_deadline_ms))});
   } else {
-    spdlog::info("polykv-prefill, pid {}, is idle and goes", worker.process.pid());
+    log_info("polykv-prefill, pid %d, is idle and goes", worker.process.pid());
     end_worker(worker, Status::ok());
   }
 }
@@ -315,24 +315,43 @@ void Workers::end_worker(Worker& worker, Status failure) {
   const bool is_idle_stop = failure.is_ok();
   worker.failure = std::move(failure);
   if (!is_idle_stop) {
-    spdlog::warn("polykv-prefill, pid {}, has to end: {}", worker.process.pid(),
-                 worker.failure.message());
+    log_warning("polykv-prefill, pid %d, has to end: %s", worker.process.pid(),
+                worker.failure.message().c_str());
     worker.process.kill();
   }
   // Its tickets end with its session.
   server_.close(worker.session);
   arm_timer(worker);
-  if (!is_idle_stop) fail_everything(worker, worker.failure);
+  if (is_idle_stop) return;
+  // Those behind the running job wait for the process' end, see on_process_end().
+  if (worker.identity) return fail_running(worker, worker.failure);
+  fail_everything(worker, worker.failure);
+}
+
+void Workers::fail_running(Worker& worker, const Status& status) {
+  const std::unique_ptr<Job> running = std::move(worker.running);
+  const Status reason = status;  // callbacks may end anything
+  if (running != nullptr) running->callbacks.on_end(reason, {});
 }
 
 void Workers::fail_everything(Worker& worker, const Status& status) {
-  const std::unique_ptr<Job> running = std::move(worker.running);
   const auto queue = std::exchange(worker.queue, {});
   const auto waiters = std::exchange(worker.identify_waiters, {});
   const Status reason = status;  // callbacks may end anything
-  if (running != nullptr) running->callbacks.on_end(reason, {});
+  fail_running(worker, reason);
   for (const auto& job : queue) job->callbacks.on_end(reason, {});
   for (const OnIdentified& waiter : waiters) waiter(reason);
+}
+
+void Workers::hand_over(Worker& worker) {
+  if (worker.queue.empty()) return;
+  const Result<Worker*> next = worker_for(worker.model);
+  if (!next.is_ok()) return fail_everything(worker, next.status());
+  // In front: they came before what its successor was given since.
+  auto& queue = (*next)->queue;
+  std::move(worker.queue.rbegin(), worker.queue.rend(), std::front_inserter(queue));
+  worker.queue.clear();
+  start_next_job(**next);
 }
 
 void Workers::on_session_end(SessionId session) {
@@ -353,15 +372,20 @@ void Workers::on_process_end(WorkerId id) {
   loop_.unwatch(worker->process.pidfd());
   const pid_t pid = worker->process.pid();
   const std::string how = worker->process.reap();
-  spdlog::info("polykv-prefill, pid {}, {}", pid, how);
+  log_info("polykv-prefill, pid %d, %s", pid, how.c_str());
   if (worker->state != State::ending) {
     serving_.erase(worker->model.key);
     server_.close(worker->session);
   }
-  fail_everything(*worker, {POLYKV_ERR_WORKER,
-                            format("ingest: polykv-prefill, pid %d, %s; polykvd goes on, try again "
-                                   "and see its log",
-                                   pid, how.c_str())});
+  const Status reason = {
+      POLYKV_ERR_WORKER,
+      format("ingest: polykv-prefill, pid %d, %s; polykvd goes on, try again and see its log", pid,
+             how.c_str())};
+  // A worker that got ready always runs the first of its jobs, so each death takes one: handing the
+  // rest over comes to an end.
+  if (!worker->identity) return fail_everything(*worker, reason);
+  fail_running(*worker, reason);
+  hand_over(*worker);
 }
 
 /// Counts: one hit or miss for each request that had to ask.

@@ -3,9 +3,9 @@
 //
 //   starting -> ready <-> busy -> ending -> (reaped)
 //
-// A worker that dies, says that its model is no good, or falls silent during a job takes its jobs
-// with it, each with an error that says so; the next job for its model starts a new one. Everything
-// is for the loop's thread; nothing here blocks.
+// A worker that dies or falls silent during a job takes that job with it, with an error that says
+// so; those that wait behind it go to a new worker. One that never got ready, or says that its model
+// is no good, takes them all. Everything is for the loop's thread; nothing here blocks.
 #pragma once
 
 #include <cstdint>
@@ -144,7 +144,10 @@ class Workers {
   void on_timer(WorkerId id);
   /// No more jobs for it. `failure` ok: it is merely not needed.
   void end_worker(Worker& worker, Status failure);
+  void fail_running(Worker& worker, const Status& status);
   void fail_everything(Worker& worker, const Status& status);
+  /// The queue of a worker that is gone goes to another one.
+  void hand_over(Worker& worker);
   void on_process_end(WorkerId id);
 
   void on_ready(Worker& worker, const wire::WorkerReady& ready);

@@ -71,8 +71,22 @@ Status write_struct(const T& value, size_t smallest, const char* name, T* out) {
   return Status::ok();
 }
 
+/// The number in an enum of the ABI. A caller may have put any there, and to load one that is no
+/// enumerator is undefined in C++, so it is copied as bytes.
+template <typename Enum>
+uint32_t number_of(const Enum& given) {
+  uint32_t number = 0;
+  static_assert(std::is_enum_v<Enum> && sizeof number == sizeof given);
+  std::memcpy(&number, &given, sizeof number);
+  return number;
+}
+
 Result<ModelIdentity> from_c(const polykv_model& model);
 Result<Dtype> dtype_from_c(const polykv_dtype& dtype);
+/// Not checked: profile_name() and the daemon know which exist.
+inline Profile profile_from_c(const polykv_profile& profile) {
+  return static_cast<Profile>(number_of(profile));
+}
 inline Strides from_c(const polykv_strides& strides) {
   return {strides.kv_head, strides.token, strides.dim};
 }

@@ -28,10 +28,7 @@ Status require(const void* pointer, const char* operation, const char* argument)
 }
 
 Result<Dtype> dtype_from_c(const polykv_dtype& dtype) {
-  uint32_t value =
-      0;  // a caller's number need not be an enumerator: it is copied as bytes before it is looked at
-  static_assert(sizeof value == sizeof dtype);
-  std::memcpy(&value, &dtype, sizeof value);
+  const uint32_t value = number_of(dtype);
   if (!dtype_is_valid(value)) {
     return {POLYKV_ERR_INVALID_ARGUMENT,
             format("dtype %u is unknown; POLYKV_F32, POLYKV_F16 and POLYKV_BF16 exist", value)};
@@ -46,8 +43,8 @@ Result<ModelIdentity> from_c(const polykv_model& given) {
   identity.name = text_of(model.name);
   std::copy_n(model.fingerprint, identity.fingerprint.size(), identity.fingerprint.begin());
   POLYKV_ASSIGN_OR_RETURN(identity.source_dtype, dtype_from_c(model.source_dtype));
-  identity.rope = {static_cast<RopeKind>(model.rope_kind),
-                   static_cast<RopeScaling>(model.rope_scaling),
+  identity.rope = {static_cast<RopeKind>(number_of(model.rope_kind)),
+                   static_cast<RopeScaling>(number_of(model.rope_scaling)),
                    model.rotary_dim,
                    model.rope_theta,
                    model.rope_scaling_factor,
@@ -121,7 +118,7 @@ const char* polykv_last_error(void) {
 }
 
 const char* polykv_profile_name(polykv_profile profile) {
-  return profile_name(static_cast<Profile>(profile));
+  return profile_name(profile_from_c(profile));
 }
 
 polykv_status polykv_profile_from_name(const char* name, polykv_profile* out) {

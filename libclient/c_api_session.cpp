@@ -51,7 +51,7 @@ Result<AcquireRequest> to_request(const polykv_acquire_options& options, ModelId
     return {POLYKV_ERR_INVALID_ARGUMENT,
             "acquire: tokens go with a model; a name or digest says enough"};
   }
-  request.profile = static_cast<Profile>(options.profile);
+  request.profile = profile_from_c(options.profile);
   request.may_produce = (options.flags & POLYKV_ACQUIRE_MAY_PRODUCE) != 0;
   request.wait = (options.flags & POLYKV_ACQUIRE_WAIT) != 0;
   request.replace_name = (options.flags & POLYKV_ACQUIRE_REPLACE_NAME) != 0;
@@ -82,7 +82,7 @@ Result<IngestRequest> to_request(const polykv_ingest_options& options) {
     return {POLYKV_ERR_EMPTY_DOCUMENT, "ingest: the document has no tokens; give some"};
   }
   request.before_fd = options.before_fd < 0 ? -1 : options.before_fd;
-  request.profile = static_cast<Profile>(options.profile);
+  request.profile = profile_from_c(options.profile);
   request.add_bos = (options.flags & POLYKV_INGEST_ADD_BOS) != 0;
   request.parse_special = (options.flags & POLYKV_INGEST_PARSE_SPECIAL) != 0;
   request.chat_head = (options.flags & POLYKV_INGEST_CHAT_HEAD) != 0;

@@ -1,4 +1,6 @@
 // Memory: what is refused, what is evicted, what never is.
+#include <sys/resource.h>
+
 #include <catch2/catch.hpp>
 
 #include "tests/support/daemon_process.h"
@@ -137,4 +139,40 @@ TEST_CASE("the machine's memory refuses by admission") {
   const Reply refused = client.reserve(client.become_producer(TestDocument()), 0, 300);
   CHECK(refused.code() == POLYKV_ERR_BUDGET);
   CHECK(contains(refused.message(), "0 free of this machine (MemAvailable)"));
+}
+
+TEST_CASE("the least recently used document is evicted when there are too many segments") {
+  // polykvd derives the number from its limit of descriptors.
+  rlimit old{};
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &old) == 0);
+  const rlimit tight{256, 256};
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &tight) == 0);
+  DaemonProcess daemon;
+  setrlimit(RLIMIT_NOFILE, &old);  // root may; others do without
+  RawClient client(daemon.socket_path());
+  const uint32_t segments = (256 - 64) / 4;
+  client.publish(document_number(0), "first");
+  const auto leased = client.lease("first");
+  for (uint32_t i = 1; i < segments; ++i) client.publish(document_number(i), std::to_string(i));
+  CHECK(client.status().as<wire::StatusReply>().evicted_documents_total() == 0);
+  client.publish(document_number(segments), "one more");
+  CHECK(client.status().as<wire::StatusReply>().evicted_documents_total() == 1);
+  CHECK(find(client, "1") == POLYKV_ERR_NOT_FOUND);
+  CHECK(find(client, "first") == POLYKV_OK);
+  // A document of more segments than there may be evicts nothing in vain.
+  const TestDocument longer = document_number(1000, 64 * segments);
+  const wire::Handle ticket = client.become_producer(longer, "longer");
+  polykv_status status = POLYKV_OK;
+  for (uint64_t first = 0; status == POLYKV_OK && first < longer.tokens.size(); first += 64) {
+    const Reply reserved = client.reserve(ticket, first, 64);
+    status = reserved.code();
+    if (status != POLYKV_OK) {
+      CHECK(contains(reserved.message(), "its maximum of 48 segments"));
+      break;
+    }
+    RawClient::fill(reserved, longer, first, 64);
+    CHECK(client.commit(*reserved.as<wire::SegmentReserved>().segment()).code() == POLYKV_OK);
+  }
+  CHECK(status == POLYKV_ERR_LIMIT);
+  CHECK(find(client, "first") == POLYKV_OK);
 }

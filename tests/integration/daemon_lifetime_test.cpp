@@ -2,6 +2,8 @@
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <cstdio>
+#include <optional>
+#include <sstream>
 
 #include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
@@ -163,6 +165,71 @@ TEST_CASE("the parent's death ends its leases although a forked child holds the 
   CHECK(counts_now(daemon).leases == 0);
   CHECK(counts_now(daemon).sessions == 0);
   CHECK(Channel(mine.get()).hear() == "closed");
+}
+
+TEST_CASE("a process that got a dead client's PID inherits nothing") {
+  if (geteuid() != 0) {
+    WARN("skipped: only root may choose a PID");
+    return;
+  }
+  DaemonProcess daemon(pidfd_flags());
+  const TestDocument document;
+  const uint64_t bytes = document.segment_bytes(0, document.tokens.size());
+  RawClient keeper(daemon.socket_path());
+  keeper.publish(document, "text");
+  // A grandchild keeps the dead client's socket open: only the pidfd tells that it is dead.
+  ChildProcess first([&](const Channel& parent) {
+    RawClient client(daemon.socket_path());
+    const auto leased = client.lease("text");
+    const wire::Handle& lease = leased.lease;
+    if (fork() == 0) {
+      client.is_closed_by_daemon();
+      _exit(0);
+    }
+    parent.say(std::to_string(lease.slot()) + " " + std::to_string(lease.generation()));
+    parent.hear();
+  });
+  uint32_t slot = 0;
+  uint32_t generation = 0;
+  std::istringstream(first.hear()) >> slot >> generation;
+  const pid_t pid = first.pid();
+  // While the daemon sleeps, all of it happens: it sees the old process' death and the new one's
+  // connection at once, and the connection first, since an earlier one made the socket readable.
+  const bool sleeps = GENERATE(false, true);
+  std::optional<RawClient> earlier;
+  if (sleeps) {
+    daemon.signal(SIGSTOP);
+    earlier.emplace(daemon.socket_path(), false);
+  }
+  first.kill();
+  ChildProcess second(
+      [&](const Channel& parent) {
+        RawClient client(daemon.socket_path(), false);
+        parent.say("connected");
+        parent.hear();
+        client.shake_hands();
+        if (client.release({client.epoch(), slot, generation}).code() != POLYKV_ERR_STALE)
+          throw std::runtime_error("it released its predecessor's lease");
+        const auto leased = client.lease("text");
+        parent.say("leased");
+        parent.hear();
+        if (client.release(leased.lease).code() != POLYKV_OK)
+          throw std::runtime_error("its own lease went with its predecessor");
+      },
+      pid);
+  REQUIRE(second.pid() == pid);
+  REQUIRE(second.hear() == "connected");
+  daemon.signal(SIGCONT);
+  second.say("go on");
+  REQUIRE(second.hear() == "leased");
+  CHECK(counts_now(daemon).leases == 1);
+  // What the dead one held is not charged to the one that has its PID now.
+  keeper.remove("text");
+  CHECK(counts_now(daemon).retiring_bytes == bytes);
+  second.say("go on");
+  CHECK(second.succeeds());
+  CHECK(counts_now(daemon).retiring_bytes == 0);
+  CHECK(counts_now(daemon).leases == 0);
 }
 
 TEST_CASE(

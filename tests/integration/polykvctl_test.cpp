@@ -1,9 +1,11 @@
 // polykvctl's exit codes, messages and JSON, against polykvd and a worker that computes nothing.
 #include <catch2/catch.hpp>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "common/result.h"
 #include "tests/support/daemon_process.h"
+#include "tests/support/gguf_builder.h"
 #include "tests/support/run_program.h"
 #include "tests/support/synthetic_document.h"
 
@@ -23,11 +25,12 @@ std::string without_digits(std::string text) {
 
 class Tool {
  public:
-  explicit Tool(std::string socket_path) : socket_path_(std::move(socket_path)) {}
+  explicit Tool(std::string socket_path, std::optional<uid_t> user = std::nullopt)
+      : socket_path_(std::move(socket_path)), user_(user) {}
 
   ProgramRun operator()(std::vector<std::string> arguments, const std::string& input = "") const {
     return run_program(POLYKV_CTL_PATH, std::move(arguments),
-                       {input, {"POLYKV_SOCKET=" + socket_path_}});
+                       {input, {"POLYKV_SOCKET=" + socket_path_}, user_});
   }
   /// Must succeed, say nothing on standard error, and print one JSON object.
   Json json(std::vector<std::string> arguments, const std::string& input = "") const {
@@ -67,6 +70,7 @@ class Tool {
 
  private:
   std::string socket_path_;
+  std::optional<uid_t> user_;
 };
 
 bool contains(const std::string& text, const std::string& part) {
@@ -279,6 +283,52 @@ TEST_CASE("put says what is wrong with its files") {
   fails(POLYKV_ERR_PERMISSION, {text, "--model", fixture.model, "--share", "public"}, "public");
 }
 
+TEST_CASE("a file that the user may not read is a matter of permission") {
+  if (geteuid() != 0) {
+    WARN("skipped: needs root, to make files that another user may not read");
+    return;
+  }
+  const Fixture fixture;
+  const Tool tool(fixture.daemon.socket_path(), 12345);
+  const std::string text = fixture.file("a.txt", "text");
+  const std::string secret_text = fixture.file("secret.txt", "text");
+  const std::string secret_model = fixture.file("secret.gguf", "a model");
+  for (const std::string& file : {secret_text, secret_model})
+    std::filesystem::permissions(file, std::filesystem::perms::owner_read);
+  const auto fails = [&](const std::vector<std::string>& arguments, const std::string& with) {
+    CHECK(contains(tool.failure(POLYKV_ERR_PERMISSION, arguments), with));
+  };
+  fails({"put", text, "--model", secret_model}, "secret.gguf");
+  fails({"put", secret_text, "--model", fixture.model}, "secret.txt");
+  fails({"put", text, "--before", secret_text, "--model", fixture.model}, "--before");
+  fails({"tokenize", text, "--model", secret_model}, "secret.gguf");
+}
+
+TEST_CASE("tokenize prints the ids that a document would have") {
+  const Tool tool(kNowhere);  // it needs no daemon
+  const TemporaryFolder folder;
+  const std::string model = folder.write("tiny.gguf", tiny_llama().build());
+  const auto ids = [&](std::vector<std::string> arguments, const std::string& input = "") {
+    arguments.insert(arguments.begin(), {"tokenize", "--model", model});
+    const Json result = tool.json(std::move(arguments), input);
+    CHECK(result["token_count"] == result["ids"].size());
+    return result["ids"].get<std::vector<uint32_t>>();
+  };
+  // The small model's tokens are three special ones, the 256 bytes, and a few merges.
+  const std::vector<uint32_t> b_and_newline = {3 + 'b', 3 + '\n'};
+  CHECK(ids({"--text", "b\n"}) == b_and_newline);
+  CHECK(ids({folder.write("text", "b\n")}) == b_and_newline);
+  CHECK(ids({"-"}, "b\n") == b_and_newline);
+  CHECK(ids({"--text", "<|im_end|>"}).size() > 1);
+  CHECK(ids({"--text", "<|im_end|>", "--parse-special"}) == std::vector<uint32_t>{2});
+  CHECK(ids({"--text", "b", "--before", folder.write("before", "\n")}) ==
+        std::vector<uint32_t>{3 + '\n', 3 + 'b'});
+  CHECK(contains(
+      tool.failure(POLYKV_ERR_MODEL_FORMAT,
+                   {"tokenize", "--model", folder.write("bad", "no model"), "--text", "b"}),
+      "bad"));
+}
+
 TEST_CASE("put passes on what the worker says, and survives its death") {
   const Fixture fixture;
   const auto put = [&](polykv_status code, const std::string& text, const std::string& model) {
@@ -316,7 +366,7 @@ TEST_CASE("doctor's findings have a name, a health and a detail, and remedies wh
   CHECK(checks["sealed memory"]["health"] == "ok");
   const ProgramRun limited =
       run_program("/bin/sh", {"-c", "ulimit -n 256; exec " POLYKV_CTL_PATH " doctor"},
-                  {"", {"POLYKV_SOCKET=" + daemon.socket_path()}});
+                  {"", {"POLYKV_SOCKET=" + daemon.socket_path()}, std::nullopt});
   CHECK(limited.exit_code == 0);
   CHECK(contains(limited.output, "warning  descriptors    RLIMIT_NOFILE 256"));
 }

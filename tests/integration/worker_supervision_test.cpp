@@ -13,7 +13,7 @@ using namespace polykv::test;
 
 namespace {
 
-const std::vector<std::string> kStallSoon = {"--stall-deadline", "200ms"};
+const std::vector<std::string> kStallSoon = {"--stall-deadline", "500ms"};
 const std::vector<std::string> kIdleSoon = {"--worker-idle", "20ms"};
 
 /// The model file's text tells the fake worker what to do.
@@ -112,7 +112,26 @@ TEST_CASE("a worker that is killed fails its caller alone, and the next ingest w
   CHECK(bench.ingest({}, "next", other).is_ok());
 }
 
-TEST_CASE("jobs that wait for a worker that dies are told so") {
+TEST_CASE("jobs that wait behind one that its worker does not survive go to another worker") {
+  const Bench bench(kStallSoon);
+  std::vector<std::thread> agents;
+  std::vector<Status> results(3, Status(POLYKV_ERR_INTERNAL, "not run"));
+  lib::IngestRequest request;
+  request.on_progress = [&](const polykv_ingest_progress& progress) {
+    if (progress.phase != POLYKV_INGEST_PREFILLING || !agents.empty()) return true;
+    for (size_t i = 0; i < results.size(); ++i) {
+      agents.emplace_back(
+          [&, i] { results[i] = bench.ingest("innocent " + std::to_string(i)).status(); });
+    }
+    return true;
+  };
+  CHECK(bench.ingest(request, "stall").status().code() == POLYKV_ERR_PRODUCER_LOST);
+  for (std::thread& agent : agents) agent.join();
+  for (const Status& result : results) CHECK(result.message() == "");
+  CHECK(bench.status().document_count == 3);
+}
+
+TEST_CASE("jobs that each end their worker end, with an error each") {
   const Bench bench;
   std::vector<std::thread> agents;
   std::vector<Status> results(4);

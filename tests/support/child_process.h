@@ -2,8 +2,10 @@
 // Fork before the test starts threads. Ended by its own PID with the test.
 #pragma once
 
+#include <linux/sched.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -36,17 +38,28 @@ class Channel {
   int fd_;
 };
 
+/// fork(), but the child gets a PID that was used before and is free now. -1 with EPERM where the
+/// test may not choose a PID (CAP_CHECKPOINT_RESTORE).
+inline pid_t fork_with_pid(pid_t pid) {
+  clone_args arguments{};
+  arguments.exit_signal = SIGCHLD;
+  arguments.set_tid = reinterpret_cast<uintptr_t>(&pid);
+  arguments.set_tid_size = 1;
+  return static_cast<pid_t>(::syscall(SYS_clone3, &arguments, sizeof arguments));
+}
+
 class ChildProcess {
  public:
   /// body(channel) runs in the child, which then exits with 0, or with 1 after an exception.
+  /// pid: see fork_with_pid(); 0 leaves it to the kernel.
   template <typename Body>
-  explicit ChildProcess(Body body) {
+  explicit ChildProcess(Body body, pid_t pid = 0) {
     int ends[2];
     if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
       throw std::runtime_error("cannot make a socket pair");
     mine_ = UniqueFd(ends[0]);
     UniqueFd theirs(ends[1]);
-    pid_ = ::fork();
+    pid_ = pid == 0 ? ::fork() : fork_with_pid(pid);
     if (pid_ < 0) throw std::runtime_error("cannot fork");
     if (pid_ > 0) return;
     mine_.reset();

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <fcntl.h>
-#include <grp.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -26,6 +25,7 @@
 #include <vector>
 
 #include "common/fd.h"
+#include "tests/support/user.h"
 
 namespace polykv::test {
 
@@ -70,14 +70,6 @@ inline ExitStatus wait_for_exit(pid_t pid) {
   }
   return WIFSIGNALED(status) ? ExitStatus{true, WTERMSIG(status)}
                              : ExitStatus{false, WEXITSTATUS(status)};
-}
-
-/// In a forked child: this user and nobody else from now on. Ends the child if that fails.
-inline void become_user(uid_t uid) {
-  if (::setgroups(0, nullptr) != 0 || ::setresgid(uid, uid, uid) != 0 ||
-      ::setresuid(uid, uid, uid) != 0) {
-    ::_exit(126);
-  }
 }
 
 class DaemonProcess {

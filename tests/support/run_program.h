@@ -9,11 +9,13 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "common/fd.h"
+#include "tests/support/user.h"
 
 namespace polykv::test {
 
@@ -26,6 +28,7 @@ struct ProgramRun {
 struct ProgramInput {
   std::string text;                      // of standard input
   std::vector<std::string> environment;  // "NAME=value" beyond the test's own
+  std::optional<uid_t> user;             // instead of the test's own, which must be root then
 };
 
 inline UniqueFd memory_file(const std::string& text) {
@@ -57,6 +60,7 @@ inline ProgramRun run_program(const std::string& program, std::vector<std::strin
     ::dup2(in.get(), STDIN_FILENO);
     ::dup2(out.get(), STDOUT_FILENO);
     ::dup2(err.get(), STDERR_FILENO);
+    if (input.user) become_user(*input.user);
     for (const std::string& entry : input.environment) ::putenv(::strdup(entry.c_str()));
     std::vector<char*> pointers;
     for (std::string& argument : arguments) pointers.push_back(argument.data());

@@ -17,6 +17,7 @@ AdmissionRequest request(uint64_t needed, uint64_t budget, uint64_t charged) {
   request.needed_bytes = needed;
   request.budget_bytes = budget;
   request.charged_bytes = charged;
+  request.segment_count_max = 100;
   return request;
 }
 
@@ -55,7 +56,7 @@ class FakeMachine {
 
 TEST_CASE("what fits into the budget is admitted without evicting anything") {
   AdmissionRequest fits = request(10, 100, 90);
-  const EvictionCandidate candidates[] = {{1, 1, 50, false}};
+  const EvictionCandidate candidates[] = {{1, 1, 50, false, 1}};
   fits.candidates = candidates;
   const auto admission = admit(fits);
   REQUIRE(admission.is_ok());
@@ -76,7 +77,7 @@ TEST_CASE("a refusal names what is needed, what is free of the budget, and a rem
 
 TEST_CASE("the least recently used goes first, as many as needed and no more") {
   const EvictionCandidate candidates[] = {
-      {1, 30, 10, false}, {2, 10, 10, false}, {3, 20, 10, false}, {4, 5, 10, true}};
+      {1, 30, 10, false, 1}, {2, 10, 10, false, 1}, {3, 20, 10, false, 1}, {4, 5, 10, true, 1}};
   AdmissionRequest short_of_15 = request(15, 100, 100);
   short_of_15.candidates = candidates;
   const auto admission = admit(short_of_15);
@@ -85,7 +86,7 @@ TEST_CASE("the least recently used goes first, as many as needed and no more") {
 }
 
 TEST_CASE("a leased document is never evicted, and nothing is when it would not be enough") {
-  const EvictionCandidate candidates[] = {{1, 1, 40, true}, {2, 2, 5, false}};
+  const EvictionCandidate candidates[] = {{1, 1, 40, true, 1}, {2, 2, 5, false, 1}};
   AdmissionRequest short_of_10 = request(10, 100, 100);
   short_of_10.candidates = candidates;
   const auto admission = admit(short_of_10);
@@ -95,8 +96,30 @@ TEST_CASE("a leased document is never evicted, and nothing is when it would not 
 }
 
 TEST_CASE("a document whose memory other processes hold is not worth evicting") {
-  const EvictionCandidate candidates[] = {{1, 1, 0, false}, {2, 2, 10, false}};
+  const EvictionCandidate candidates[] = {{1, 1, 0, false, 0}, {2, 2, 10, false, 1}};
   CHECK(choose_evictions(candidates, 10) == std::vector<uint64_t>{2});
+}
+
+TEST_CASE("the number of segments is a limit too, and eviction acts on it") {
+  const EvictionCandidate candidates[] = {
+      {1, 30, 10, false, 1}, {2, 10, 10, false, 2}, {3, 20, 0, false, 0}, {4, 5, 10, true, 9}};
+  AdmissionRequest one_more = request(10, 1000, 0);
+  one_more.candidates = candidates;
+  one_more.segment_count_max = 20;
+  one_more.segment_count = 19;
+  REQUIRE(admit(one_more).is_ok());
+  CHECK(admit(one_more)->evict.empty());
+  one_more.segment_count = 21;
+  REQUIRE(admit(one_more).is_ok());
+  CHECK(admit(one_more)->evict == std::vector<uint64_t>{2});
+  one_more.segment_count = 22;
+  REQUIRE(admit(one_more).is_ok());
+  CHECK(admit(one_more)->evict == std::vector<uint64_t>{2, 1});
+  one_more.segment_count = 23;
+  const auto refused = admit(one_more);
+  REQUIRE(!refused.is_ok());
+  CHECK(refused.status().code() == POLYKV_ERR_LIMIT);
+  CHECK(contains(refused.status().message(), "its maximum of 20 segments"));
 }
 
 TEST_CASE("memory that is short on the machine is named, whatever the budget allows") {
@@ -124,7 +147,7 @@ TEST_CASE("what is reserved but not yet allocated, and the reserve, count as use
 
 TEST_CASE("eviction also makes room on the machine") {
   const MemoryHeadroom headrooms[] = {{"this machine", 5, ""}};
-  const EvictionCandidate candidates[] = {{1, 1, 20, false}};
+  const EvictionCandidate candidates[] = {{1, 1, 20, false, 1}};
   AdmissionRequest needs_20 = request(20, 1000, 0);
   needs_20.headrooms = headrooms;
   needs_20.candidates = candidates;

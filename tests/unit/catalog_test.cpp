@@ -159,6 +159,7 @@ TEST_CASE("eviction sees leases, holders and the order of use") {
   for (const EvictionCandidate& candidate : candidates) {
     CHECK(candidate.is_leased == (candidate.document == leased->serial));
     CHECK(candidate.freeable_bytes == (candidate.document == held->serial ? 0U : 100U));
+    CHECK(candidate.freeable_segments == (candidate.document == held->serial ? 0U : 1U));
     if (candidate.document != oldest->serial) CHECK(candidate.last_use < oldest->last_use);
   }
   f.segments.release_all(process);

@@ -62,6 +62,16 @@ TEST_CASE("a small model of all tensor types loads, and its configuration is wha
   CHECK(identity.rope.kind == RopeKind::half_rotation);
 }
 
+TEST_CASE("a model whose name is none loads, without a name") {
+  GgufBuilder builder = test::tiny_llama();
+  builder.set_string("general.name", GENERATE(as<std::string>(), "two\nlines", "\xff", "",
+                                              std::string(60'000, 'x')));
+  const UniqueFd fd = test::memfd_of(builder.build());
+  const auto model = Model::open(fd.get(), "tiny");
+  REQUIRE(model.is_ok());
+  CHECK(model_identity(model->config(), Digest{}).name.empty());
+}
+
 TEST_CASE("a file cut anywhere is malformed, and says so") {
   GgufBuilder builder = test::tiny_llama();
   const std::string bytes = builder.build();

@@ -2,6 +2,8 @@
 
 #include <cinttypes>
 
+#include "common/wire.h"
+
 namespace polykv {
 
 namespace {
@@ -151,7 +153,8 @@ Result<ModelConfig> model_config_from_gguf(const GgufFile& gguf) {
 
 ModelIdentity model_identity(const ModelConfig& config, const Digest& fingerprint) {
   ModelIdentity identity;
-  identity.name = config.name;
+  // A file may say anything; what is no name is not worth refusing a model for.
+  if (check_name(config.name).is_ok()) identity.name = config.name;
   identity.fingerprint = fingerprint;
   identity.source_dtype = Dtype::f32;
   identity.rope = config.rope;

@@ -12,7 +12,7 @@
 namespace polykv::cpu {
 
 namespace {
-#include "kernels/cpu/ops_impl.h"
+#include "kernels/cpu/ops_impl.inl"
 
 bool has_f16c() {
   unsigned a = 0;

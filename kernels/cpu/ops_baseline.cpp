@@ -7,7 +7,7 @@
 namespace polykv::cpu {
 
 namespace {
-#include "kernels/cpu/ops_impl.h"
+#include "kernels/cpu/ops_impl.inl"
 }  // namespace
 
 const Ops& baseline_ops() {

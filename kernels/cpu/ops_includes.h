@@ -1,4 +1,4 @@
-// What ops_impl.h needs, included outside its namespaces.
+// What ops_impl.inl needs, included outside its namespaces.
 #pragma once
 
 #include <algorithm>

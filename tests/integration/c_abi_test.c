@@ -8,24 +8,11 @@
 
 #include "polykv/polykv.h"
 
-static int failures = 0;
-#define CHECK(condition)                                                                    \
-  ((condition) ? (void)0                                                                    \
-               : (void)(++failures, fprintf(stderr, "%s:%d: not so: %s (last error: %s)\n", \
-                                            __FILE__, __LINE__, #condition, polykv_last_error())))
-/* A call that must fail with this code, and say why in one line. */
-#define CHECK_FAILS(code, call)                       \
-  do {                                                \
-    CHECK((call) == (code));                          \
-    CHECK(polykv_last_error()[0] != '\0');            \
-    CHECK(strchr(polykv_last_error(), '\n') == NULL); \
-  } while (0)
-
-enum { LAYERS = 2, KV_HEADS = 2, K_DIM = 64, V_DIM = 32, TOKENS = 700, SEGMENT = 300 };
+int failures = 0;
 
 static polykv_layer_geometry layers[LAYERS] = {{KV_HEADS, K_DIM, V_DIM, 0},
                                                {KV_HEADS, K_DIM, V_DIM, 128}};
-static uint32_t tokens[TOKENS];
+uint32_t tokens[TOKENS];
 
 static float value_at(int is_v, uint32_t layer, uint64_t token, uint32_t head, uint32_t dim) {
   /* A hash, so that the values look random to a codec; in -1 .. 1. */
@@ -35,7 +22,7 @@ static float value_at(int is_v, uint32_t layer, uint64_t token, uint32_t head, u
   return (float)(x >> 8) / 8388608.0F - 1.0F;
 }
 
-static polykv_model the_model(void) {
+polykv_model the_model(void) {
   polykv_model model;
   polykv_model_init(&model);
   model.name = "test model";
@@ -48,7 +35,7 @@ static polykv_model the_model(void) {
   return model;
 }
 
-static polykv_acquire_options producing(const polykv_model* model, polykv_profile profile) {
+polykv_acquire_options producing(const polykv_model* model, polykv_profile profile) {
   polykv_acquire_options options;
   polykv_acquire_options_init(&options);
   options.model = model;
@@ -90,147 +77,6 @@ static polykv_session* connect_to(const char* socket_path) {
   options.client_name = "c_abi_test";
   CHECK(polykv_session_connect(&options, &session) == POLYKV_OK);
   return session;
-}
-
-/* A caller built against a later version of the header. */
-static void structs_of_later_versions(polykv_session* session) {
-  struct {
-    polykv_acquire_options known;
-    uint64_t added;
-  } later;
-  memset(&later, 0, sizeof later);
-  polykv_acquire_options_init(&later.known);
-  later.known.struct_size = sizeof later;
-  later.known.name = "nothing of that name";
-  polykv_lease* lease = NULL;
-  CHECK_FAILS(POLYKV_ERR_NOT_FOUND, polykv_document_acquire(session, &later.known, &lease, NULL));
-  later.added = 1;
-  CHECK_FAILS(POLYKV_ERR_VERSION, polykv_document_acquire(session, &later.known, &lease, NULL));
-
-  struct {
-    polykv_daemon_status known;
-    uint64_t added;
-  } status;
-  memset(&status, 0, sizeof status);
-  status.known.struct_size = sizeof status;
-  status.added = 77;
-  CHECK(polykv_session_daemon_status(session, &status.known) == POLYKV_OK);
-  CHECK(status.added == 77 && status.known.struct_size == sizeof status);
-  CHECK(status.known.pid > 0);
-  status.known.struct_size = 0;
-  CHECK_FAILS(POLYKV_ERR_INVALID_ARGUMENT, polykv_session_daemon_status(session, &status.known));
-}
-
-/* Any number may stand in an enum of a C caller, or of one that was built against a later header. */
-static void unknown_enumerators(polykv_session* session) {
-  polykv_lease* lease = NULL;
-  polykv_publisher* publisher = NULL;
-  const polykv_model right = the_model();
-  polykv_acquire_options options = producing(&right, (polykv_profile)0xfffffff0U);
-  CHECK_FAILS(POLYKV_ERR_INVALID_ARGUMENT,
-              polykv_document_acquire(session, &options, &lease, &publisher));
-  CHECK(strstr(polykv_last_error(), "profile 4294967280 is unknown") != NULL);
-  polykv_model model = the_model();
-  options = producing(&model, POLYKV_PROFILE_K8V8);
-  model.rope_kind = (polykv_rope_kind)17;
-  CHECK_FAILS(POLYKV_ERR_INVALID_ARGUMENT,
-              polykv_document_acquire(session, &options, &lease, &publisher));
-  model = the_model();
-  model.rope_scaling = (polykv_rope_scaling)17;
-  CHECK_FAILS(POLYKV_ERR_INVALID_ARGUMENT,
-              polykv_document_acquire(session, &options, &lease, &publisher));
-  model = the_model();
-  model.source_dtype = (polykv_dtype)17;
-  CHECK_FAILS(POLYKV_ERR_INVALID_ARGUMENT,
-              polykv_document_acquire(session, &options, &lease, &publisher));
-  CHECK(lease == NULL && publisher == NULL);
-
-  polykv_ingest_options ingest;
-  polykv_ingest_options_init(&ingest);
-  ingest.model_name = "a model that is not configured";
-  ingest.tokens = tokens;
-  ingest.token_count = TOKENS;
-  ingest.profile = (polykv_profile)17;
-  CHECK_FAILS(POLYKV_ERR_INVALID_ARGUMENT, polykv_document_ingest(session, &ingest, &lease));
-  CHECK(strstr(polykv_last_error(), "profile 17 is unknown") != NULL);
-}
-
-/* A name of a model that would break a listing, or somebody's JSON. */
-static void wrong_model_names(polykv_session* session) {
-  static const char* const wrong[] = {"new\nline", "\xff", "\xed\xa0\x80", "\xe0\x80\xaf",
-                                      "\xf4\x90\x80\x80"};
-  char long_name[60000];
-  polykv_lease* lease = NULL;
-  polykv_publisher* publisher = NULL;
-  polykv_model model = the_model();
-  polykv_acquire_options options = producing(&model, POLYKV_PROFILE_K8V8);
-  memset(long_name, 'x', sizeof long_name);
-  long_name[sizeof long_name - 1] = '\0';
-  model.name = long_name;
-  CHECK_FAILS(POLYKV_ERR_INVALID_ARGUMENT,
-              polykv_document_acquire(session, &options, &lease, &publisher));
-  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; ++i) {
-    model.name = wrong[i];
-    CHECK_FAILS(POLYKV_ERR_INVALID_ARGUMENT,
-                polykv_document_acquire(session, &options, &lease, &publisher));
-    CHECK(strstr(polykv_last_error(), "model") != NULL);
-  }
-  CHECK(lease == NULL && publisher == NULL);
-}
-
-static void wrong_requests(polykv_session* session) {
-  polykv_lease* lease = NULL;
-  polykv_publisher* publisher = NULL;
-  polykv_acquire_options options;
-  polykv_acquire_options_init(&options);
-  CHECK_FAILS(POLYKV_ERR_INVALID_ARGUMENT,
-              polykv_document_acquire(session, &options, &lease, NULL));
-  options.name = "a";
-  options.model_name = "b";
-  CHECK_FAILS(POLYKV_ERR_INVALID_ARGUMENT,
-              polykv_document_acquire(session, &options, &lease, NULL));
-  options.model_name = NULL;
-  options.name = "control\ncharacter";
-  CHECK_FAILS(POLYKV_ERR_INVALID_ARGUMENT,
-              polykv_document_acquire(session, &options, &lease, NULL));
-  options.name = "unknown";
-  CHECK_FAILS(POLYKV_ERR_NOT_FOUND, polykv_document_acquire(session, &options, &lease, NULL));
-  CHECK_FAILS(POLYKV_ERR_INVALID_ARGUMENT, polykv_document_acquire(session, &options, NULL, NULL));
-  CHECK_FAILS(POLYKV_ERR_INVALID_ARGUMENT, polykv_document_acquire(NULL, &options, &lease, NULL));
-  CHECK_FAILS(POLYKV_ERR_INVALID_ARGUMENT, polykv_document_acquire(session, NULL, &lease, NULL));
-
-  polykv_model model = the_model();
-  options = producing(&model, POLYKV_PROFILE_ANY);
-  CHECK_FAILS(POLYKV_ERR_INVALID_ARGUMENT,
-              polykv_document_acquire(session, &options, &lease, &publisher));
-  options = producing(&model, POLYKV_PROFILE_K8V8);
-  options.token_count = 0;
-  CHECK_FAILS(POLYKV_ERR_EMPTY_DOCUMENT,
-              polykv_document_acquire(session, &options, &lease, &publisher));
-  options = producing(&model, POLYKV_PROFILE_K8V8);
-  options.tokens = NULL;
-  CHECK_FAILS(POLYKV_ERR_INVALID_ARGUMENT,
-              polykv_document_acquire(session, &options, &lease, &publisher));
-  options = producing(&model, POLYKV_PROFILE_K8V8);
-  model.layer_count = 0;
-  CHECK_FAILS(POLYKV_ERR_INVALID_ARGUMENT,
-              polykv_document_acquire(session, &options, &lease, &publisher));
-  model = the_model();
-  options = producing(&model, POLYKV_PROFILE_K8V8);
-  options.flags = 0;
-  CHECK_FAILS(POLYKV_ERR_NOT_FOUND, polykv_document_acquire(session, &options, &lease, NULL));
-  CHECK(lease == NULL && publisher == NULL);
-  unknown_enumerators(session);
-  wrong_model_names(session);
-
-  polykv_ingest_options ingest;
-  polykv_ingest_options_init(&ingest);
-  CHECK_FAILS(POLYKV_ERR_INVALID_ARGUMENT, polykv_document_ingest(session, &ingest, &lease));
-  ingest.model_name = "a model that is not configured";
-  CHECK_FAILS(POLYKV_ERR_INVALID_ARGUMENT, polykv_document_ingest(session, &ingest, &lease));
-  CHECK_FAILS(POLYKV_ERR_NOT_FOUND, polykv_document_remove(session, "unknown", NULL));
-  CHECK_FAILS(POLYKV_ERR_INVALID_ARGUMENT, polykv_document_remove(session, NULL, NULL));
-  CHECK_FAILS(POLYKV_ERR_INVALID_ARGUMENT, polykv_document_list(session, NULL, NULL));
 }
 
 /* K as Hugging Face has it, [kv_head, token, dim]; V transposed, [kv_head, dim, token]. */

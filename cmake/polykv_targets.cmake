@@ -27,6 +27,9 @@ function(polykv_test name)
   add_executable(${name} ${arg_SOURCES})
   polykv_target(${name})
   target_compile_options(${name} PRIVATE -O0)  # what is tested is optimised; optimising tests doubles the build
+  if(POLYKV_SANITIZE)
+    target_compile_options(${name} PRIVATE -g0)  # a report's frames are in what is tested
+  endif()
   target_link_libraries(${name} PRIVATE polykv_catch_main ${arg_LIBS})
   if(NOT "${arg_SOURCES}" MATCHES "[.]c(;|$)")  # C has no precompiled header here
     target_precompile_headers(${name} REUSE_FROM polykv_test_precompiled)

@@ -12,6 +12,7 @@ namespace polykv {
 namespace {
 constexpr uint32_t kTileRows = 64;
 constexpr uint32_t kBlockKeys = 512;
+constexpr size_t kFewRows = 8;           // up to this, a matrix product costs more than it saves
 constexpr uint32_t kItemsPerThread = 4;  // enough for dynamic scheduling to level out
 
 uint32_t divide_up(uint32_t a, uint32_t b) {
@@ -75,8 +76,12 @@ void Attention::compute(const AttentionShape& shape, const float* q, const KvCac
   float* scores = buffers->scores.data();
   for (uint32_t key = item.key_begin; key < item.key_end; key += kBlockKeys) {
     const uint32_t count = std::min(kBlockKeys, item.key_end - key);
-    multiply_transposed(buffers->q.data(), keys + size_t{key} * dim, scores,
-                        static_cast<int64_t>(stacked), count, dim, Store::overwrite);
+    if (stacked <= kFewRows) {
+      kernels.few_scores(buffers->q.data(), stacked, keys + size_t{key} * dim, count, dim, scores);
+    } else {
+      multiply_transposed(buffers->q.data(), keys + size_t{key} * dim, scores,
+                          static_cast<int64_t>(stacked), count, dim, Store::overwrite);
+    }
     for (size_t i = 0; i < stacked; ++i) {
       const auto row = static_cast<uint32_t>(i % rows);
       const uint32_t visible = shape.first_position + item.row_begin + row + 1;
@@ -89,8 +94,12 @@ void Attention::compute(const AttentionShape& shape, const float* q, const KvCac
       const float rescale = kernels.softmax_block(row_scores, valid, count, &states[i]);
       if (rescale != 1.0F) kernels.scale(output + i * dim, rescale, dim, output + i * dim);
     }
-    multiply_add(scores, values + size_t{key} * dim, output, static_cast<int64_t>(stacked), dim,
-                 count);
+    if (stacked <= kFewRows) {
+      kernels.few_outputs(scores, stacked, values + size_t{key} * dim, count, dim, output);
+    } else {
+      multiply_add(scores, values + size_t{key} * dim, output, static_cast<int64_t>(stacked), dim,
+                   count);
+    }
   }
 }
 

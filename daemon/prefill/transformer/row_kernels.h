@@ -36,6 +36,14 @@ struct RowKernels {
 
   /// out += x * factor.
   void (*add_scaled)(const float* x, float factor, size_t length, float* out);
+
+  /// For few rows, where a matrix product would copy the keys first: scores[row, key] = q[row] . keys[key],
+  /// all dense, of `dim` floats.
+  void (*few_scores)(const float* q, size_t rows, const float* keys, size_t count, size_t dim,
+                     float* scores);
+  /// out[row] += sum over keys of weights[row, key] * values[key].
+  void (*few_outputs)(const float* weights, size_t rows, const float* values, size_t count,
+                      size_t dim, float* out);
 };
 
 /// The best for this processor; decided once.

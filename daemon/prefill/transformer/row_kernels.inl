@@ -82,3 +82,22 @@ void add_scaled(const float* x, float factor, size_t length, float* out) {
 #pragma omp simd
   for (size_t i = 0; i < length; ++i) out[i] += x[i] * factor;
 }
+
+void few_scores(const float* q, size_t rows, const float* keys, size_t count, size_t dim, float* scores) {
+  for (size_t i = 0; i < count; ++i) {
+    const float* key = keys + i * dim;
+    for (size_t row = 0; row < rows; ++row) {
+      const float* query = q + row * dim;
+      float sum = 0;
+#pragma omp simd reduction(+ : sum)
+      for (size_t d = 0; d < dim; ++d) sum += query[d] * key[d];
+      scores[row * count + i] = sum;
+    }
+  }
+}
+
+void few_outputs(const float* weights, size_t rows, const float* values, size_t count, size_t dim, float* out) {
+  for (size_t i = 0; i < count; ++i) {
+    for (size_t row = 0; row < rows; ++row) add_scaled(values + i * dim, weights[row * count + i], dim, out + row * dim);
+  }
+}

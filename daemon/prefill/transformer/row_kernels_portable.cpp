@@ -6,7 +6,8 @@ namespace {
 #include "daemon/prefill/transformer/row_kernels.inl"
 }  // namespace
 
-const RowKernels kRowKernelsPortable = {"portable",    rms_norm, rotate_half, silu_multiply,
-                                        softmax_block, scale,    add_scaled};
+const RowKernels kRowKernelsPortable = {"portable",    rms_norm,      rotate_half,
+                                        silu_multiply, softmax_block, scale,
+                                        add_scaled,    few_scores,    few_outputs};
 
 }  // namespace polykv

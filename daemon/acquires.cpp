@@ -13,11 +13,6 @@ Status wrong(const std::string& why) {
   return {POLYKV_ERR_INVALID_ARGUMENT, "acquire: " + why};
 }
 
-int64_t unix_now_ms() {
-  using namespace std::chrono;
-  return duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();
-}
-
 // A shorter list is read and hashed on the spot: a fraction of a millisecond, less than two thread
 // switches cost on a busy machine.
 constexpr uint64_t kInlineTokens = 32'768;
@@ -56,6 +51,7 @@ Status Acquires::parse_selector(Pending& pending, const wire::Acquire& request) 
   const bool by_name = request.name() != nullptr && request.name()->size() > 0;
   const bool by_digest = request.digest() != nullptr;
   const bool by_model_name = request.model_name() != nullptr && request.model_name()->size() > 0;
+  const bool is_extension = request.extends() != nullptr;
   const int model_ways = (request.model() != nullptr ? 1 : 0) + (by_model_name ? 1 : 0) +
                          (request.has_model_fd() ? 1 : 0);
   if ((by_name ? 1 : 0) + (by_digest ? 1 : 0) + model_ways != 1) {
@@ -68,7 +64,7 @@ Status Acquires::parse_selector(Pending& pending, const wire::Acquire& request) 
   pending.token_count = request.token_count();
   if (model_ways == 0) {
     if (request.token_count() > 0) return wrong("tokens go with a model only");
-    if (request.may_produce()) return wrong("a producer names a model and tokens");
+    if (request.may_produce() || is_extension) return wrong("a producer names a model and tokens");
     if (by_name) {
       pending.selector.name = text_or_empty(request.name());
       return check_name(pending.selector.name).with_context("acquire");
@@ -118,6 +114,8 @@ Status Acquires::parse(Pending& pending, const Session& session, const wire::Acq
   if (request.timeout_ms() < -1) return wrong("a timeout is -1 (none) or at least 0 ms");
   pending.may_produce = request.may_produce();
   pending.wait = request.wait();
+  pending.stream = request.stream();
+  if (request.extends() != nullptr) pending.extends = from_wire(*request.extends());
   pending.timeout_ms = request.timeout_ms();
   POLYKV_RETURN_IF_ERROR(charge_tokens(pending));
   if (request.token_count() > 0)
@@ -127,6 +125,11 @@ Status Acquires::parse(Pending& pending, const Session& session, const wire::Acq
 
 void Acquires::on_acquire(Session& session, uint64_t request_id, const wire::Acquire& request,
                           std::vector<UniqueFd> fds) {
+  if (request.ticket() != nullptr) {
+    if (const Status status = on_ticket(session, request_id, request); !status.is_ok())
+      core_.server.reply_error(session.id, request_id, status);
+    return;
+  }
   auto pending = std::make_shared<Pending>();
   pending->id = next_id_++;
   pending->session = session.id;
@@ -206,20 +209,29 @@ void Acquires::resolve(const PendingPtr& pending) {
   }
   for (const Domain domain : {pending->domain, kPublicDomain}) {
     if (const auto flight = publishing_.find(domain, pending->selector))
-      return park(pending, *flight);
+      return join(pending, *flight);
   }
-  if (pending->may_produce) return produce(pending);
-  miss(pending);
+  if (pending->selector.tokens == nullptr) return miss(pending);
+  continue_prefix(pending);
 }
 
-void Acquires::park(const PendingPtr& pending, const Flight& flight) {
+void Acquires::join(const PendingPtr& pending, const Flight& flight) {
+  if (!pending->stream) return park(pending, flight, 0);
+  const Profile profile = flight.document->key.profile;
+  if (!is_shareable(profile)) return fail(pending, one_segment_only(subject(*pending), profile));
+  forget(*pending);
+  leases_.grant(pending->session, pending->request_id, flight.document);
+}
+
+void Acquires::park(const PendingPtr& pending, const Flight& flight, uint64_t shared_tokens) {
   if (!pending->wait) {
     return fail(pending, {POLYKV_ERR_BUSY, subject(*pending) +
                                                ": somebody is producing it now; wait for it, or "
                                                "try again later"});
   }
   pending->waiting_on = flight.document->key;
-  if (pending->selector.tokens != nullptr) {
+  pending->waiting_tokens = shared_tokens;
+  if (pending->selector.tokens != nullptr && shared_tokens == 0) {
     // They are equal; however many wait, the list and its chain are there once.
     pending->selector.tokens = flight.document->tokens;
     pending->chain = flight.document->chain;
@@ -235,24 +247,8 @@ void Acquires::park(const PendingPtr& pending, const Flight& flight) {
   }
 }
 
-void Acquires::produce(const PendingPtr& pending) {
-  forget(*pending);
-  auto document = std::make_shared<Document>();
-  document->serial = core_.catalog.next_serial();
-  document->key = {pending->domain, pending->selector.digest, pending->selector.profile};
-  document->owner = pending->owner;
-  document->identity = std::move(pending->identity);
-  document->root = pending->root;
-  document->tokens = pending->selector.tokens;
-  document->chain = std::move(pending->chain);
-  document->created_unix_ms = unix_now_ms();
-  if (!pending->publish_name.empty()) document->names.insert(pending->publish_name);
-  publishing_.grant(pending->session, pending->request_id, std::move(document),
-                    pending->replace_name);
-}
-
 void Acquires::miss(const PendingPtr& pending) {
-  if (pending->waiting_on) {
+  if (pending->waiting_on && pending->waiting_tokens == 0) {
     return fail(pending, {POLYKV_ERR_PRODUCER_LOST,
                           subject(*pending) +
                               ": its producer died, stalled or gave up; produce it, or ask again"});
@@ -264,6 +260,13 @@ void Acquires::miss(const PendingPtr& pending) {
 
 std::string Acquires::subject(const Pending& pending) {
   return pending.selector.name.empty() ? "acquire" : "acquire '" + pending.selector.name + "'";
+}
+
+void Acquires::on_grown(const Document& document) {
+  for (const PendingPtr& waiter : waiters_of(document.key)) {
+    if (waiter->waiting_tokens > 0 && waiter->waiting_tokens <= document.end_token())
+      resolve(waiter);
+  }
 }
 
 void Acquires::on_sealed(const Document& document) {

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <thread>
 
+#include "kernels/codec.h"
+
 #include "polykv/polykv.h"
 
 namespace polykv::daemon {
@@ -61,7 +63,7 @@ void Ingest::on_ingest(Session& session, uint64_t request_id, const wire::Ingest
   };
   Result<Request> read = read_request(session, request);
   if (!read.is_ok()) return refuse(read.status());
-  const Result<JobId> job = submit(key, session, request, std::move(fds));
+  const Result<JobId> job = submit(key, session, *read, request, std::move(fds));
   if (!job.is_ok()) return refuse(job.status());
   read->job = *job;
   requests_.insert_or_assign(key, std::move(*read));
@@ -85,19 +87,66 @@ Result<Ingest::Request> Ingest::read_request(const Session& session,
   if (!name.empty()) POLYKV_RETURN_IF_ERROR(check_name(name));
   Request result;
   result.profile = static_cast<Profile>(request.profile());
-  if (result.profile == Profile::any || profile_name(result.profile) == std::string("unknown"))
+  const bool is_extension =
+      request.extend_digest() != nullptr || !text_or_empty(request.extend_name()).empty();
+  if (profile_name(result.profile) == std::string("unknown") ||
+      (result.profile == Profile::any && !is_extension)) {
     return bad_request(format("codec profile %u is unknown; `polykvctl put --help` lists them",
                               request.profile()));
+  }
   result.want_lease = request.want_lease();
   result.context.domain = request.share_public() ? kPublicDomain : Domain{session.uid};
   result.context.owner = session.uid;
   result.context.name = name;
   result.context.replace_name = request.replace_name();
+  if (is_extension) POLYKV_RETURN_IF_ERROR(read_extension(session, request, result));
   return result;
 }
 
-Result<JobId> Ingest::submit(RequestKey key, const Session& session, const wire::Ingest& request,
-                             std::vector<UniqueFd> fds) {
+/// A text that continues a document: which, and under whose name.
+Status Ingest::read_extension(const Session& session, const wire::Ingest& request,
+                              Request& result) const {
+  Selector selector;
+  selector.name = text_or_empty(request.extend_name());
+  if (!selector.name.empty()) POLYKV_RETURN_IF_ERROR(check_name(selector.name));
+  if (request.extend_digest() != nullptr) {
+    if (!selector.name.empty()) return bad_request("name the document to extend in one way only");
+    selector.digest = from_wire(*request.extend_digest());
+  }
+  if (request.add_bos() || request.chat_head() || request.has_before_fd())
+    return bad_request("what extends a document comes behind it; nothing can be put in front");
+  std::shared_ptr<Document> base;
+  // One that can be extended, where there are several profiles.
+  std::vector<Profile> profiles(shareable_profiles().begin(), shareable_profiles().end());
+  profiles.push_back(Profile::any);
+  if (result.profile != Profile::any) profiles = {result.profile};
+  for (const Profile profile : profiles) {
+    selector.profile = profile;
+    if (base == nullptr) base = core_.catalog.find(result.context.domain, selector);
+    if (base == nullptr) base = core_.catalog.find(kPublicDomain, selector);
+  }
+  if (base == nullptr) {
+    return {POLYKV_ERR_NOT_FOUND,
+            "ingest: the document to extend is not there; `polykvctl ls` "
+            "lists what is, and in which codec profile"};
+  }
+  if (!is_shareable(base->key.profile)) {
+    return {POLYKV_ERR_UNSUPPORTED,
+            std::string("ingest: a document of profile ") + profile_name(base->key.profile) +
+                " is one segment and cannot be extended; use k8v8 or exact"};
+  }
+  result.profile = base->key.profile;
+  result.extends = base->key.digest;
+  if (!result.context.name.empty() || selector.name.empty()) return Status::ok();
+  if (base->key.domain != result.context.domain || base->owner != session.uid) {
+    return bad_request("the document to extend is public and keeps its name; name the longer one");
+  }
+  result.moved_name = selector.name;
+  return Status::ok();
+}
+
+Result<JobId> Ingest::submit(RequestKey key, const Session& session, const Request& what,
+                             const wire::Ingest& request, std::vector<UniqueFd> fds) {
   size_t next_fd = 0;
   UniqueFd model_fd;
   if (request.has_model_fd()) model_fd = std::move(fds[next_fd++]);
@@ -108,7 +157,9 @@ Result<JobId> Ingest::submit(RequestKey key, const Session& session, const wire:
   spec.has_text_fd = request.has_text_fd();
   spec.token_count = request.token_count();
   spec.has_before_fd = request.has_before_fd();
-  spec.profile = request.profile();
+  spec.profile = static_cast<uint32_t>(what.profile);
+  spec.extends = what.extends;
+  spec.recompute_prefix = request.recompute_prefix();
   spec.add_bos = request.add_bos();
   spec.parse_special = request.parse_special();
   spec.chat_head = request.chat_head();
@@ -220,6 +271,10 @@ Result<std::shared_ptr<Document>> Ingest::finish(const Request& request, const D
             "ingest: the document was removed or evicted at once; put it again, or raise the "
             "memory budget"};
   }
+  if (!request.moved_name.empty()) {
+    POLYKV_RETURN_IF_ERROR(move_name(*document, request));
+    return document;
+  }
   const JobContext& context = request.context;
   if (context.name.empty() || document->names.contains(context.name)) return document;
   if (document->key.domain == kPublicDomain && document->owner != context.owner) {
@@ -230,6 +285,22 @@ Result<std::shared_ptr<Document>> Ingest::finish(const Request& request, const D
   POLYKV_RETURN_IF_ERROR(core_.catalog.give_name(*document, context.name, context.replace_name,
                                                  core_.limits.names_per_document));
   return document;
+}
+
+/// The name goes to the longer document only if it still is that of the one that was extended:
+/// otherwise one of two extensions at the same time would be lost without a word.
+Status Ingest::move_name(Document& document, const Request& request) {
+  Selector selector;
+  selector.name = request.moved_name;
+  const auto named = core_.catalog.find(document.key.domain, selector);
+  if (named != nullptr && named->key == document.key) return Status::ok();
+  if (named == nullptr || named->key.digest != *request.extends) {
+    return {POLYKV_ERR_BUSY,
+            "ingest: name '" + request.moved_name +
+                "' was given to another document or removed meanwhile; extend it again"};
+  }
+  return core_.catalog.give_name(document, request.moved_name, true,
+                                 core_.limits.names_per_document);
 }
 
 // ---- workers -----------------------------------------------------------------------------------

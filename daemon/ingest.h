@@ -39,17 +39,21 @@ class Ingest final : public IngestService {
   using RequestKey = std::pair<SessionId, uint64_t>;
   struct Request {
     JobId job = 0;
+    std::optional<Digest> extends;
+    std::string moved_name;  // from the document that is extended to the longer one
     JobContext context;
     Profile profile = Profile::any;
     bool want_lease = false;
   };
 
   Result<Request> read_request(const Session& session, const wire::Ingest& request) const;
+  Status read_extension(const Session& session, const wire::Ingest& request, Request& result) const;
   Result<ModelFile> open_model(uid_t uid, const std::string& model_name, UniqueFd model_fd) const;
-  Result<JobId> submit(RequestKey key, const Session& session, const wire::Ingest& request,
-                       std::vector<UniqueFd> fds);
+  Result<JobId> submit(RequestKey key, const Session& session, const Request& what,
+                       const wire::Ingest& request, std::vector<UniqueFd> fds);
   void on_job_progress(RequestKey key, const JobProgress& progress);
   void on_job_end(RequestKey key, const Status& status, const Digest& digest);
+  Status move_name(Document& document, const Request& request);
   Result<std::shared_ptr<Document>> finish(const Request& request, const Digest& digest);
 
   Core& core_;

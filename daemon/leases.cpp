@@ -1,6 +1,7 @@
 #include "daemon/leases.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "daemon/document_wire.h"
 
@@ -9,9 +10,15 @@ namespace polykv::daemon {
 void Leases::grant(SessionId session_id, uint64_t request_id,
                    const std::shared_ptr<Document>& document) {
   Session* session = core_.server.find(session_id);
-  if (session == nullptr || session->process->is_gone) return;
+  if (session == nullptr || session->process->is_gone) {
+    core_.catalog.lease(*document);  // which ends a view
+    core_.catalog.end_lease(*document);
+    return;
+  }
   std::vector<Handle>& own = of_session_[session_id];
   if (own.size() >= core_.limits.leases_per_session) {
+    core_.catalog.lease(*document);  // which ends a view
+    core_.catalog.end_lease(*document);
     return core_.server.reply_error(
         session_id, request_id,
         {POLYKV_ERR_LIMIT, format("acquire: this connection has its maximum of %zu leases; release "
@@ -24,31 +31,67 @@ void Leases::grant(SessionId session_id, uint64_t request_id,
   lease->process = session->process;
   lease->document = document;
   core_.catalog.lease(*document);
-  for (const auto& segment : document->segments) core_.segments.hold(*lease->process, segment);
+  hold_segments(*lease);
   const Handle handle = table_.insert(lease);
   own.push_back(handle);
+  if (document->state == DocumentState::filling) growing_[document.get()].push_back(handle);
 
   flatbuffers::FlatBufferBuilder builder;
   const auto info = document_info(builder, *document);
   const wire::Handle wire_handle = to_wire(handle);
   send_packet(core_.server, session_id, builder, request_id,
               wire::CreateLeaseGranted(builder, &wire_handle, info,
-                                       static_cast<uint32_t>(document->segments.size())));
+                                       static_cast<uint32_t>(document->parts.size())));
   send_segments(handle, *lease);
 }
 
+void Leases::hold_segments(Lease& lease) {
+  const auto& parts = lease.document->parts;
+  for (; lease.held_count < parts.size(); ++lease.held_count)
+    core_.segments.hold(*lease.process, parts[lease.held_count].segment);
+}
+
+void Leases::on_grown(const Document& document) {
+  const auto found = growing_.find(&document);
+  if (found == growing_.end()) return;
+  const std::vector<Handle> handles = found->second;
+  if (document.state != DocumentState::filling) growing_.erase(found);
+  for (const Handle& handle : handles) {
+    const std::shared_ptr<Lease> lease = table_.find(handle);
+    if (lease->process->is_gone) continue;  // its session ends
+    hold_segments(*lease);
+    send_segments(handle, *lease);
+  }
+}
+
+void Leases::on_stalled(const Document& document) {
+  const auto found = growing_.find(&document);
+  if (found == growing_.end()) return;
+  const std::vector<Handle> handles = found->second;
+  // What was dropped has no next producer.
+  if (document.state == DocumentState::retiring) growing_.erase(found);
+  for (const Handle& handle : handles) {
+    const std::shared_ptr<Lease> lease = table_.find(handle);
+    const bool is_final = document.state == DocumentState::retiring;
+    if (std::exchange(lease->is_told_stalled, true) && !is_final) continue;
+    flatbuffers::FlatBufferBuilder builder;
+    const wire::Handle wire_handle = to_wire(handle);
+    send_packet(core_.server, lease->session, builder, lease->request_id,
+                wire::CreateLeaseStalled(builder, &wire_handle, is_final));
+  }
+}
+
 void Leases::send_segments(const Handle& handle, Lease& lease) {
-  const auto& segments = lease.document->segments;
+  const auto& parts = lease.document->parts;
   const size_t per_packet = core_.limits.segments_per_packet;
-  const size_t window = per_packet * core_.limits.unacknowledged_packets_max;
-  while (lease.sent_count < segments.size() &&
-         lease.sent_count - lease.received_count + per_packet <= window) {
-    const size_t count = std::min(per_packet, segments.size() - lease.sent_count);
+  while (lease.sent_count < parts.size() &&
+         lease.unacknowledged.size() < core_.limits.unacknowledged_packets_max) {
+    const size_t count = std::min(per_packet, parts.size() - lease.sent_count);
     std::vector<wire::SegmentInfo> infos;
     std::vector<SharedFd> fds;
     for (size_t i = lease.sent_count; i < lease.sent_count + count; ++i) {
-      const Segment& segment = *segments[i];
-      infos.emplace_back(segment.first_token, segment.token_count, segment.size_bytes);
+      const Segment& segment = *parts[i].segment;
+      infos.emplace_back(segment.first_token, parts[i].token_count, segment.size_bytes);
       fds.push_back(segment.readable);
     }
     flatbuffers::FlatBufferBuilder builder;
@@ -56,6 +99,8 @@ void Leases::send_segments(const Handle& handle, Lease& lease) {
     const auto body = wire::CreateLeaseSegmentsDirect(
         builder, &wire_handle, static_cast<uint32_t>(lease.sent_count), &infos);
     lease.sent_count += count;
+    lease.unacknowledged.push_back(lease.sent_count);
+    lease.is_told_stalled = false;
     send_packet(core_.server, lease.session, builder, lease.request_id, body, std::move(fds));
   }
 }
@@ -70,12 +115,14 @@ void Leases::on_ack(Session& session, const wire::SegmentAck& ack) {
   const Handle handle = from_wire(*ack.lease());
   const std::shared_ptr<Lease> lease = find(session, handle);
   if (lease == nullptr) return;  // released meanwhile
-  if (ack.received_count() > lease->sent_count || ack.received_count() < lease->received_count) {
+  auto& unacknowledged = lease->unacknowledged;
+  if (ack.received_count() > lease->sent_count) {
     return core_.server.drop(
         session.id, {POLYKV_ERR_PROTOCOL, format("acknowledge segments: %u received, %zu were sent",
                                                  ack.received_count(), lease->sent_count)});
   }
-  lease->received_count = ack.received_count();
+  while (!unacknowledged.empty() && unacknowledged.front() <= ack.received_count())
+    unacknowledged.pop_front();
   send_segments(handle, *lease);
 }
 
@@ -84,8 +131,8 @@ void Leases::on_release(Session& session, uint64_t request_id, const wire::Relea
   const std::shared_ptr<Lease> lease = find(session, handle);
   if (lease == nullptr)
     return core_.server.reply_error(session.id, request_id, table_.stale("release", handle));
-  for (const auto& segment : lease->document->segments)
-    core_.segments.release(*lease->process, *segment);
+  for (size_t i = 0; i < lease->held_count; ++i)
+    core_.segments.release(*lease->process, *lease->document->parts[i].segment);
   std::erase(of_session_[session.id], handle);
   end(handle, *lease);
   core_.server.reply_done(session.id, request_id);
@@ -101,6 +148,10 @@ void Leases::on_session_end(const Session& session) {
 
 void Leases::end(const Handle& handle, Lease& lease) {
   const std::shared_ptr<Document> document = lease.document;
+  if (const auto found = growing_.find(document.get()); found != growing_.end()) {
+    std::erase(found->second, handle);
+    if (found->second.empty()) growing_.erase(found);
+  }
   table_.erase(handle);
   core_.catalog.end_lease(*document);
 }

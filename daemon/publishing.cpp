@@ -46,8 +46,10 @@ Status Publishing::check_document(const Document& document, bool replace_name,
 
 void Publishing::grant(SessionId session, uint64_t request_id, std::shared_ptr<Document> document,
                        bool replace_name) {
-  if (const Status status = check_document(*document, replace_name, session); !status.is_ok())
+  if (const Status status = check_document(*document, replace_name, session); !status.is_ok()) {
+    give_up(document);
     return core_.server.reply_error(session, request_id, status);
+  }
   auto flight = std::make_shared<Flight>();
   flight->session = session;
   flight->document = std::move(document);
@@ -62,7 +64,7 @@ void Publishing::grant(SessionId session, uint64_t request_id, std::shared_ptr<D
   const wire::Handle ticket = to_wire(flight->ticket);
   send_packet(core_.server, session, builder, request_id,
               wire::CreateTicketGranted(builder, &ticket, model, flight->document->tokens->size(),
-                                        flight->next_token));
+                                        flight->document->end_token()));
 }
 
 std::shared_ptr<Flight> Publishing::find(Domain domain, const Selector& selector) const {
@@ -70,6 +72,36 @@ std::shared_ptr<Flight> Publishing::find(Domain domain, const Selector& selector
     if (key.domain == domain && selector.matches(*flight->document)) return flight;
   }
   return nullptr;
+}
+
+Publishing::SharedFlight Publishing::find_shared(Domain domain, Profile profile,
+                                                 const std::vector<Digest>& chain) const {
+  SharedFlight best;
+  for (const auto& [key, flight] : flights_) {
+    if (key.domain != domain || key.profile != profile) continue;
+    // Equal up to a point, and different from there on.
+    const std::vector<Digest>& other = *flight->document->chain;
+    size_t same = 0;
+    size_t end = std::min(chain.size(), other.size());
+    while (same < end) {
+      const size_t middle = same + (end - same + 1) / 2;
+      if (chain[middle - 1] == other[middle - 1]) {
+        same = middle;
+      } else {
+        end = middle - 1;
+      }
+    }
+    // The last digest of a document may be that of a tail.
+    const uint64_t tokens = std::min<uint64_t>(
+        same * kChunkTokens, flight->document->tokens->size() / kChunkTokens * kChunkTokens);
+    if (tokens > best.token_count) best = {flight, tokens};
+  }
+  return best;
+}
+
+bool Publishing::produces(SessionId session) const {
+  return std::any_of(flights_.begin(), flights_.end(),
+                     [&](const auto& entry) { return entry.second->session == session; });
 }
 
 std::shared_ptr<Flight> Publishing::find_ticket(const Session& session,
@@ -125,8 +157,17 @@ void Publishing::lose(const std::shared_ptr<Flight>& flight, const char* why) {
            flight->document->tokens->size(), why);
   end_flight(*flight);
   if (flight->open_segment != nullptr) reclaim(*flight->open_segment);
-  for (const auto& segment : flight->document->segments) core_.segments.retire(*segment);
-  events_.on_lost(*flight->document);
+  give_up(flight->document);
+  events_.on_lost(flight->document);
+}
+
+/// What was sealed for it stays, for whoever goes on.
+void Publishing::give_up(const std::shared_ptr<Document>& document) {
+  if (document->end_token() > document->prefix_tokens) {
+    core_.catalog.keep_incomplete(document);
+  } else {
+    core_.catalog.drop(*document);
+  }
 }
 
 void Publishing::complete(const std::shared_ptr<Flight>& flight) {
@@ -141,7 +182,6 @@ void Publishing::complete(const std::shared_ptr<Flight>& flight) {
     if (!named.is_ok())
       log_warning("a sealed document stays without its name: %s", named.message().c_str());
   }
-  events_.on_sealed(*document);
 }
 
 // ---- ending ------------------------------------------------------------------------------------

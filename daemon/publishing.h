@@ -2,7 +2,8 @@
 //
 // A ticket is the right to produce one document (domain, digest, profile); a flight is that
 // production. It ends when the last segment is committed, when its connection ends, when it is
-// given up, or when neither a commit nor progress came for the stall deadline.
+// given up, or when neither a commit nor progress came for the stall deadline. What was committed by
+// then stays, and the next producer of the document goes on behind it.
 #pragma once
 
 #include <functional>
@@ -19,9 +20,9 @@ struct Flight {
   SessionId session = 0;               // the producer's
   std::shared_ptr<Document> document;  // filling; its names: the one that it will get
   bool replace_name = false;
-  uint64_t next_token = 0;  // the first without a sealed segment
   Handle ticket;
   std::shared_ptr<OpenSegment> open_segment;  // reserved or filling; one at a time
+  std::weak_ptr<Document> sealed_view;        // what is sealed, while somebody leases that
   EventLoop::TimerId stall_timer = 0;
 };
 
@@ -41,18 +42,30 @@ struct OpenSegment {
 class Publishing {
  public:
   struct Events {
-    std::function<void(const Document&)> on_sealed;  // it can be found from now on
-    std::function<void(const Document&)> on_lost;    // nobody produces it any more
+    std::function<void(const std::shared_ptr<Document>&)> on_grown;   // by a sealed segment
+    std::function<void(const std::shared_ptr<Document>&)> on_sealed;  // it can be found from now on
+    std::function<void(const std::shared_ptr<Document>&)> on_lost;    // nobody produces it any more
   };
 
   Publishing(Core& core, Events events);
 
-  /// Makes the session the producer of a document in state filling, and replies TicketGranted; or
-  /// Error. Nobody else produces it.
+  /// Makes the session the producer of a document in state filling, from its end_token() on, and
+  /// replies TicketGranted; or Error, and the document is dropped. Nobody else produces it.
   void grant(SessionId session, uint64_t request_id, std::shared_ptr<Document> document,
              bool replace_name);
   /// The flight of a domain that a selector means; null: none.
   std::shared_ptr<Flight> find(Domain domain, const Selector& selector) const;
+  /// The flight that will seal the longest prefix of these tokens, and how many tokens that is, a
+  /// multiple of 256; {null, 0}: none.
+  struct SharedFlight {
+    std::shared_ptr<Flight> flight;
+    uint64_t token_count = 0;
+  };
+  SharedFlight find_shared(Domain domain, Profile profile, const std::vector<Digest>& chain) const;
+  /// Whether the session produces anything.
+  bool produces(SessionId session) const;
+  /// Of a ticket of this session; null: it is stale.
+  std::shared_ptr<Flight> find_ticket(const Session& session, const wire::Handle* handle) const;
 
   void on_reserve(Session& session, uint64_t request_id, const wire::SegmentReserve& request);
   void on_commit(Session& session, uint64_t request_id, const wire::SegmentCommit& request);
@@ -62,7 +75,6 @@ class Publishing {
   void on_session_end(const Session& session);
 
  private:
-  std::shared_ptr<Flight> find_ticket(const Session& session, const wire::Handle* handle) const;
   std::shared_ptr<OpenSegment> find_segment(const Session& session,
                                             const wire::Handle* handle) const;
   Status check_document(const Document& document, bool replace_name, SessionId session) const;
@@ -72,13 +84,14 @@ class Publishing {
                     Result<UniqueFd> memfd);
   void reply_reserved(const OpenSegment& open, uint64_t request_id);
   void on_verified(SessionId session, const Handle& handle, uint64_t request_id,
-                   Result<UniqueFd> readable);
-  void accept_segment(OpenSegment& open, uint64_t request_id, UniqueFd readable);
+                   Result<SealedSegment> sealed);
+  void accept_segment(OpenSegment& open, uint64_t request_id, SealedSegment sealed);
   void reclaim(OpenSegment& open);
   void let_go(OpenSegment& open);
   void close_segment(OpenSegment& open);
   void renew(const std::shared_ptr<Flight>& flight);
   void complete(const std::shared_ptr<Flight>& flight);
+  void give_up(const std::shared_ptr<Document>& document);
   void lose(const std::shared_ptr<Flight>& flight, const char* why);
   void end_flight(Flight& flight);
 

@@ -42,15 +42,15 @@ Result<SegmentPromise> Publishing::promise(const Flight& flight,
   const uint64_t document_tokens = document.tokens->size();
   if (flight.open_segment != nullptr)
     return wrong("the ticket has an open segment; commit or abort it first");
-  if (request.first_token() != flight.next_token || request.token_count() == 0 ||
-      request.token_count() > document_tokens - flight.next_token) {
+  if (request.first_token() != flight.document->end_token() || request.token_count() == 0 ||
+      request.token_count() > document_tokens - flight.document->end_token()) {
     return wrong(
         format("tokens %llu to %llu + %llu were asked for; the next segment begins at %llu "
                "and the document has %llu tokens",
                static_cast<unsigned long long>(request.first_token()),
                static_cast<unsigned long long>(request.first_token()),
                static_cast<unsigned long long>(request.token_count()),
-               static_cast<unsigned long long>(flight.next_token),
+               static_cast<unsigned long long>(flight.document->end_token()),
                static_cast<unsigned long long>(document_tokens)));
   }
   POLYKV_ASSIGN_OR_RETURN(const Codec* codec, require_codec(document.key.profile));
@@ -80,7 +80,6 @@ Result<SegmentPromise> Publishing::promise(const Flight& flight,
 
 Status Publishing::make_room(uint64_t size_bytes) {
   POLYKV_ASSIGN_OR_RETURN(const std::vector<MemoryHeadroom> headrooms, core_.memory.measure());
-  const std::vector<EvictionCandidate> candidates = core_.catalog.eviction_candidates();
   AdmissionRequest request;
   request.needed_bytes = size_bytes;
   request.segment_count = core_.segments.segment_count();
@@ -91,13 +90,14 @@ Status Publishing::make_room(uint64_t size_bytes) {
   request.unallocated_bytes = core_.segments.unallocated_bytes();
   request.reserve_bytes = core_.limits.memory_reserve_bytes;
   request.headrooms = headrooms;
-  request.candidates = candidates;
-  POLYKV_ASSIGN_OR_RETURN(const Admission admission, admit(request));
-  for (const uint64_t serial : admission.evict) {
-    Document& document = core_.catalog.by_serial(serial);
-    log_info("evicting a document of uid %u, %llu bytes", document.owner,
-             static_cast<unsigned long long>(document.stored_bytes()));
-    core_.catalog.retire(document);
+  const Room needed = shortage(request);
+  if (needed.is_none()) return Status::ok();
+  const Catalog::Evictions evictions = core_.catalog.choose_evictions(needed);
+  if (!evictions.freed.covers(needed)) return refusal(request, evictions.freed);
+  for (const auto& document : evictions.documents) {
+    log_info("evicting a document of uid %u, %llu bytes", document->owner,
+             static_cast<unsigned long long>(document->stored_bytes()));
+    core_.catalog.retire(*document);
     ++core_.counters.evicted_documents_total;
   }
   return Status::ok();
@@ -181,17 +181,18 @@ void Publishing::on_commit(Session& session, uint64_t request_id,
   }
   open->is_committing = true;
   core_.loop.cancel_timer(open->flight.lock()->stall_timer);
-  core_.pool.submit<Result<UniqueFd>>(
+  core_.pool.submit<Result<SealedSegment>>(
       [memfd = open->segment->writable, promise = open->promise] {
         return seal_and_verify(memfd->get(), *promise);
       },
-      [this, session = session.id, handle = open->handle, request_id](Result<UniqueFd> readable) {
-        on_verified(session, handle, request_id, std::move(readable));
+      [this, session = session.id, handle = open->handle,
+       request_id](Result<SealedSegment> sealed) {
+        on_verified(session, handle, request_id, std::move(sealed));
       });
 }
 
 void Publishing::on_verified(SessionId session, const Handle& handle, uint64_t request_id,
-                             Result<UniqueFd> readable) {
+                             Result<SealedSegment> sealed) {
   const std::shared_ptr<OpenSegment> open = open_segments_.find(handle);
   const std::shared_ptr<Flight> flight = open == nullptr ? nullptr : open->flight.lock();
   if (open != nullptr) open->is_committing = false;
@@ -201,25 +202,30 @@ void Publishing::on_verified(SessionId session, const Handle& handle, uint64_t r
                                     open_segments_.stale("commit a segment", handle));
   }
   renew(flight);
-  if (readable) return accept_segment(*open, request_id, std::move(*readable));
-  if (readable.status().code() != POLYKV_ERR_BUSY) {
+  if (sealed) return accept_segment(*open, request_id, std::move(*sealed));
+  if (sealed.status().code() != POLYKV_ERR_BUSY) {
     reclaim(*open);
     let_go(*open);
   }
-  core_.server.reply_error(session, request_id, readable.status());
+  core_.server.reply_error(session, request_id, sealed.status());
 }
 
-void Publishing::accept_segment(OpenSegment& open, uint64_t request_id, UniqueFd readable) {
+void Publishing::accept_segment(OpenSegment& open, uint64_t request_id, SealedSegment sealed) {
   const std::shared_ptr<Flight> flight = open.flight.lock();
-  core_.segments.seal(*open.segment, std::move(readable));
+  core_.segments.seal(*open.segment, std::move(sealed.readable));
+  open.segment->prefix = sealed.prefix;
   core_.segments.release(*open.process, *open.segment);
-  flight->document->segments.push_back(open.segment);
-  flight->next_token += open.segment->token_count;
+  core_.catalog.append(*flight->document, open.segment, open.promise->digests,
+                       is_shareable(flight->document->key.profile));
   flight->open_segment = nullptr;
   core_.counters.tokens_committed_total += open.segment->token_count;
   close_segment(open);
   core_.server.reply_done(flight->session, request_id);
-  if (flight->next_token == flight->document->tokens->size()) complete(flight);
+  const std::shared_ptr<Document> document = flight->document;
+  const bool is_complete = document->end_token() == document->tokens->size();
+  if (is_complete) complete(flight);
+  events_.on_grown(document);
+  if (is_complete) events_.on_sealed(document);
 }
 
 void Publishing::on_segment_abort(Session& session, uint64_t request_id,

@@ -11,9 +11,21 @@ Requests::Requests(Core& core, std::string version)
       version_(std::move(version)),
       started_ms_(EventLoop::now_ms()),
       leases_(core),
-      publishing_(core, {[this](const Document& document) { acquires_.on_sealed(document); },
-                         [this](const Document& document) { acquires_.on_lost(document); }}),
+      publishing_(core, {[this](const auto& document) { on_grown(document); },
+                         [this](const auto& document) { acquires_.on_sealed(*document); },
+                         [this](const auto& document) { on_lost(document); }}),
       acquires_(core, leases_, publishing_) {}
+
+void Requests::on_grown(const std::shared_ptr<Document>& document) {
+  leases_.on_grown(*document);
+  acquires_.on_grown(*document);
+}
+
+void Requests::on_lost(const std::shared_ptr<Document>& document) {
+  acquires_.on_lost(*document);
+  // Unless one of those that waited goes on with it.
+  if (document->state != DocumentState::filling) leases_.on_stalled(*document);
+}
 
 void Requests::set_ingest(IngestService* ingest) {
   ingest_ = ingest;
@@ -106,17 +118,14 @@ void Requests::on_list(Session& session, uint64_t request_id, const wire::List& 
   std::vector<flatbuffers::Offset<wire::DocumentInfo>> page;
   uint64_t last_serial = 0;
   uint64_t next_cursor = 0;
-  const auto& listed = core_.catalog.listed();
-  for (auto at = listed.upper_bound(request.cursor()); at != listed.end(); ++at) {
-    const Document& document = *at->second;
-    if (document.key.domain != session.uid && document.key.domain != kPublicDomain) continue;
-    if (page.size() >= core_.limits.list_page_documents ||
-        builder.GetSize() > core_.limits.list_page_bytes) {
+  const size_t count = core_.limits.list_page_documents;
+  for (const auto& document : core_.catalog.list(session.uid, request.cursor(), count + 1)) {
+    if (page.size() >= count || builder.GetSize() > core_.limits.list_page_bytes) {
       next_cursor = last_serial;
       break;
     }
-    page.push_back(document_info(builder, document));
-    last_serial = document.serial;
+    page.push_back(document_info(builder, *document));
+    last_serial = document->serial;
   }
   send_packet(core_.server, session.id, builder, request_id,
               wire::CreateListingDirect(builder, &page, next_cursor));
@@ -130,21 +139,25 @@ Status Requests::remove(const Session& session, const wire::Remove& request) {
   if (by_name) POLYKV_RETURN_IF_ERROR(check_name(name).with_context("remove"));
   for (const Domain domain : {Domain{session.uid}, kPublicDomain}) {
     std::vector<std::shared_ptr<Document>> found;
+    Selector selector;
     if (by_name) {
-      Selector selector;
       selector.name = name;
       if (const auto document = core_.catalog.find(domain, selector)) found.push_back(document);
     } else {
-      found = core_.catalog.find_all(domain, from_wire(*request.digest()));
+      selector.digest = from_wire(*request.digest());
+      found = core_.catalog.find_all(domain, selector.digest);
     }
+    if (const auto document = core_.catalog.find_incomplete(domain, selector))
+      found.push_back(document);
     bool is_foreign = false;
     for (const auto& document : found) {
       if (domain == kPublicDomain && session.uid != 0 && session.uid != document->owner) {
         is_foreign = true;
-      } else if (by_name) {
+      } else if (by_name && document->state == DocumentState::sealed) {
         core_.catalog.take_name(*document, name);
       } else {
         core_.catalog.retire(*document);
+        leases_.on_stalled(*document);  // of one that was incomplete
       }
     }
     if (is_foreign) {

@@ -23,6 +23,8 @@ class Requests : public SessionHandler {
  private:
   bool is_pending(SessionId session, uint64_t request_id) const;
   size_t pending_count(SessionId session) const;
+  void on_grown(const std::shared_ptr<Document>& document);
+  void on_lost(const std::shared_ptr<Document>& document);
   void on_list(Session& session, uint64_t request_id, const wire::List& request);
   void on_remove(Session& session, uint64_t request_id, const wire::Remove& request);
   Status remove(const Session& session, const wire::Remove& request);

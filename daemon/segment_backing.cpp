@@ -102,7 +102,7 @@ bool seal_against_writing(int memfd) {
          ((seals & F_SEAL_WRITE) != 0 || ::fcntl(memfd, F_ADD_SEALS, F_SEAL_WRITE) == 0);
 }
 
-Result<UniqueFd> seal_and_verify(int memfd, const SegmentPromise& promise) {
+Result<SealedSegment> seal_and_verify(int memfd, const SegmentPromise& promise) {
   POLYKV_RETURN_IF_ERROR(add_write_seal(memfd));
   if (::fcntl(memfd, F_ADD_SEALS, F_SEAL_SEAL) != 0)
     return system_error("commit a segment: seal its seals", errno);
@@ -119,7 +119,7 @@ Result<UniqueFd> seal_and_verify(int memfd, const SegmentPromise& promise) {
   POLYKV_ASSIGN_OR_RETURN(const SegmentView view, SegmentView::open(mapping.bytes()));
   POLYKV_RETURN_IF_ERROR(check_promise(view, promise));
   POLYKV_RETURN_IF_ERROR(view.verify_checksums());
-  return readable;
+  return SealedSegment{std::move(readable), view.prefix()};
 }
 
 }  // namespace polykv::daemon

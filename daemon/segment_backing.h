@@ -30,11 +30,17 @@ struct SegmentPromise {
   std::shared_ptr<const std::vector<uint32_t>> document_tokens;
 };
 
+/// What a verified segment is handed out by, and what only its header says.
+struct SealedSegment {
+  UniqueFd readable;
+  PrefixTreatment prefix = PrefixTreatment::none;
+};
+
 /// Seals the memfd and returns an O_RDONLY reopening of it (mode 0400) whose bytes were verified
 /// against the promise. POLYKV_ERR_BUSY: it is still mapped writable, nothing has changed and the
 /// commit may be repeated. POLYKV_ERR_INVALID_ARGUMENT: the producer added seals of its own.
 /// POLYKV_ERR_CORRUPT: holes, or the bytes are not what was promised.
-Result<UniqueFd> seal_and_verify(int memfd, const SegmentPromise& promise);
+Result<SealedSegment> seal_and_verify(int memfd, const SegmentPromise& promise);
 
 /// Whether nobody can write to the memfd any more: adds F_SEAL_WRITE, fast.
 bool seal_against_writing(int memfd);

@@ -13,10 +13,17 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <vector>
 
+#include "common/digest.h"
 #include "common/fd.h"
+#include "include/internal/segment_format.h"
 
 namespace polykv::daemon {
+
+/// Who may see a document and its segments: a user id, or everybody.
+using Domain = uint64_t;
+inline constexpr Domain kPublicDomain = ~Domain{0};
 
 enum class SegmentState { reserved, filling, sealed, retiring, gone };
 
@@ -28,6 +35,25 @@ struct Segment {
   std::shared_ptr<const UniqueFd> writable;  // until it is sealed; shared with the thread pool
   std::shared_ptr<const UniqueFd> readable;  // O_RDONLY; from sealed on; shared with output queues
   uint32_t holder_count = 0;                 // processes
+  uint32_t document_count = 0;   // documents that it is part of, complete or not; 0: it retires
+  uint32_t lingering_count = 0;  // retired documents whose leases may still be sent it
+
+  // From sealed on, for those that continue it; see PrefixIndex.
+  PrefixTreatment prefix = PrefixTreatment::none;
+  std::shared_ptr<Segment> parent;  // has the tokens before first_token; null at 0
+  Domain domain = 0;
+  Profile profile = Profile::any;
+  Digest start{};               // chain digest at the last multiple of 256 <= first_token
+  std::vector<Digest> digests;  // chain digests at the multiples of 256 in (first_token, end]
+  std::shared_ptr<const std::vector<uint32_t>> tokens;  // 0 .. end at least
+
+  uint64_t end_token() const { return first_token + token_count; }
+};
+
+/// The first token_count tokens of a segment.
+struct SegmentPart {
+  std::shared_ptr<Segment> segment;
+  uint64_t token_count = 0;
 };
 
 /// A client process, however many connections it has. It outlives its connections while it holds

@@ -186,9 +186,11 @@ void Workers::start_next_job(Worker& worker) {
 void Workers::send_job(const Worker& worker) {
   const Job& job = *worker.running;
   flatbuffers::FlatBufferBuilder builder;
+  const wire::Digest extends = to_wire(job.spec.extends.value_or(Digest{}));
   const auto body = wire::CreateJobStart(
       builder, job.id, job.spec.has_text_fd, job.spec.token_count, job.spec.has_before_fd,
-      job.spec.profile, job.spec.add_bos, job.spec.parse_special, job.spec.chat_head);
+      job.spec.profile, job.spec.add_bos, job.spec.parse_special, job.spec.chat_head,
+      job.spec.extends ? &extends : nullptr, job.spec.recompute_prefix);
   send_packet(server_, worker.session, builder, 0, body, job.spec.fds);
 }
 
@@ -232,8 +234,7 @@ void Workers::on_ready(Worker& worker, const wire::WorkerReady& ready) {
 void Workers::on_progress(Worker& worker, const wire::JobProgress& progress) {
   if (worker.running == nullptr || progress.job() != worker.running->id) return;
   arm_timer(worker);
-  if (progress.phase() == POLYKV_INGEST_PREFILLING)
-    count_prefilled(*worker.running, progress.tokens_done());
+  count_prefilled(*worker.running, progress.prefilled_tokens());
   worker.running->callbacks.on_progress(
       {progress.phase(), progress.tokens_done(), progress.token_count(), progress.memory_bytes()});
 }

@@ -46,6 +46,8 @@ struct JobSpec {
   bool add_bos = false;
   bool parse_special = false;
   bool chat_head = false;
+  std::optional<Digest> extends;
+  bool recompute_prefix = false;
   std::vector<SharedFd> fds;
 };
 

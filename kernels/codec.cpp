@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <string_view>
+#include <vector>
 
 #include "kernels/cpu/cpu.h"
 #include "kernels/reference/reference.h"
@@ -36,6 +37,22 @@ const Codec* codec_for(Profile profile, Backend backend) {
     }
   }
   return nullptr;
+}
+
+bool is_shareable(Profile profile) {
+  const Codec* codec = codec_for(profile);
+  return codec != nullptr && !codec->single_segment_only;
+}
+
+std::span<const Profile> shareable_profiles() {
+  static const std::vector<Profile> profiles = [] {
+    std::vector<Profile> found;
+    for (uint32_t number = 1; number <= static_cast<uint32_t>(Profile::k4v3); ++number) {
+      if (is_shareable(static_cast<Profile>(number))) found.push_back(static_cast<Profile>(number));
+    }
+    return found;
+  }();
+  return profiles;
 }
 
 Result<const Codec*> require_codec(Profile profile, Backend backend) {

@@ -125,4 +125,10 @@ const Codec* codec_for(Profile profile, Backend backend = active_backend());
 /// The same with an error that names the profile: POLYKV_ERR_UNSUPPORTED.
 Result<const Codec*> require_codec(Profile profile, Backend backend = active_backend());
 
+/// Whether this build has the profile, and its documents may consist of several segments, which
+/// others can share.
+bool is_shareable(Profile profile);
+/// All that are.
+std::span<const Profile> shareable_profiles();
+
 }  // namespace polykv

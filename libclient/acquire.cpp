@@ -72,6 +72,8 @@ Result<Acquired> acquire(const std::shared_ptr<Session>& session, const AcquireR
                                               : to_wire(builder, *request.model);
   wire::Digest digest;
   if (request.digest) digest = to_wire(*request.digest);
+  wire::Digest extends;
+  if (request.extends) extends = to_wire(*request.extends);
   wire::AcquireBuilder body(builder);
   body.add_name(name);
   if (request.digest) body.add_digest(&digest);
@@ -87,6 +89,9 @@ Result<Acquired> acquire(const std::shared_ptr<Session>& session, const AcquireR
   body.add_replace_name(request.replace_name);
   body.add_is_public(request.is_public);
   body.add_job(request.job);
+  if (request.ticket != nullptr) body.add_ticket(request.ticket);
+  body.add_stream(request.stream);
+  if (request.extends) body.add_extends(&extends);
 
   POLYKV_ASSIGN_OR_RETURN(
       Exchange exchange,
@@ -102,7 +107,7 @@ Result<Acquired> acquire(const std::shared_ptr<Session>& session, const AcquireR
 
   Acquired acquired;
   if (const auto* granted = reply->as<wire::LeaseGranted>()) {
-    POLYKV_ASSIGN_OR_RETURN(acquired.lease, Lease::receive(session, exchange, *granted));
+    POLYKV_ASSIGN_OR_RETURN(acquired.lease, Lease::receive(session, std::move(exchange), *granted));
   } else if (const auto* ticket = reply->as<wire::TicketGranted>()) {
     POLYKV_ASSIGN_OR_RETURN(acquired.publisher,
                             Publisher::create(session, *ticket, request.tokens, request.profile));
@@ -118,6 +123,9 @@ Result<std::unique_ptr<Lease>> ingest(const std::shared_ptr<Session>& session,
   flatbuffers::FlatBufferBuilder builder;
   const auto name = text_unless_empty(builder, request.name);
   const auto model_name = text_unless_empty(builder, request.model_name);
+  const auto extend_name = text_unless_empty(builder, request.extend_name);
+  wire::Digest extend_digest;
+  if (request.extend_digest) extend_digest = to_wire(*request.extend_digest);
   wire::IngestBuilder body(builder);
   body.add_name(name);
   body.add_model_name(model_name);
@@ -132,6 +140,9 @@ Result<std::unique_ptr<Lease>> ingest(const std::shared_ptr<Session>& session,
   body.add_replace_name(request.replace_name);
   body.add_share_public(request.share_public);
   body.add_want_lease(request.want_lease);
+  body.add_extend_name(extend_name);
+  if (request.extend_digest) body.add_extend_digest(&extend_digest);
+  body.add_recompute_prefix(request.recompute_prefix);
   const auto fds = present({request.model_fd, request.text_fd, tokens.get(), request.before_fd});
   POLYKV_ASSIGN_OR_RETURN(Exchange exchange, session->start(builder, body.Finish(), fds));
 
@@ -153,7 +164,7 @@ Result<std::unique_ptr<Lease>> ingest(const std::shared_ptr<Session>& session,
   if (!reply.is_ok()) return reply.status();
 
   if (const auto* granted = reply->as<wire::LeaseGranted>()) {
-    POLYKV_ASSIGN_OR_RETURN(auto lease, Lease::receive(session, exchange, *granted));
+    POLYKV_ASSIGN_OR_RETURN(auto lease, Lease::receive(session, std::move(exchange), *granted));
     if (!request.want_lease) return unexpected_packet(*reply, wire::Body::Done);
     return lease;
   }

@@ -30,6 +30,10 @@ struct AcquireRequest {
   std::string publish_name;
   uint64_t job = 0;        // of a worker: the job it is for
   bool is_public = false;  // of a worker
+  bool stream = false;     // take a lease on a document that is being produced
+  /// With tokens: the document that they begin with, all of which is used.
+  std::optional<Digest> extends;
+  const wire::Handle* ticket = nullptr;  // instead of all that: what it has sealed
 };
 
 /// Exactly one is set.
@@ -55,6 +59,10 @@ struct IngestRequest {
   bool replace_name = false;
   bool share_public = false;
   bool want_lease = true;
+  /// The text continues this document; at most one of the two.
+  std::string extend_name;
+  std::optional<Digest> extend_digest;
+  bool recompute_prefix = false;
   int64_t timeout_ms = -1;
   /// Called on the calling thread; false cancels.
   std::function<bool(const polykv_ingest_progress&)> on_progress;

@@ -94,6 +94,9 @@ DocumentView::DocumentView(const DocumentRecord& record) {
   info_.state = record.state.c_str();
   info_.created_unix_ms = record.created_unix_ms;
   info_.is_public = record.is_public ? 1 : 0;
+  info_.sealed_token_count = record.sealed_token_count;
+  info_.shared_bytes = record.shared_bytes;
+  info_.prefix_treatment = static_cast<uint32_t>(record.prefix_treatment);
 }
 
 }  // namespace polykv::lib

@@ -21,7 +21,13 @@ Status check_publisher(const polykv_publisher* publisher, const char* operation)
 polykv_status polykv_lease_info(const polykv_lease* lease, polykv_document_info* out) {
   return guarded([&]() -> Status {
     POLYKV_RETURN_IF_ERROR(check_lease(lease, "lease info"));
-    return write_struct(lease->view.info(), sizeof *out, "polykv_document_info", out);
+    polykv_document_info info = lease->view.info();
+    info.segment_count = static_cast<uint32_t>(lease->lease->segments()->size());
+    info.sealed_token_count = lease->lease->available_tokens();
+    info.prefix_treatment = static_cast<uint32_t>(lease->lease->prefix_treatment());
+    if (std::strcmp(info.state, "filling") == 0 && info.sealed_token_count == info.token_count)
+      info.state = "sealed";
+    return write_struct(info, sizeof *out, "polykv_document_info", out);
   });
 }
 
@@ -51,6 +57,13 @@ polykv_status polykv_lease_layer_view(const polykv_lease* lease, uint32_t segmen
     view.payload = payload.data();
     view.payload_bytes = payload.size();
     return write_struct(view, sizeof view, "polykv_layer_view", out);
+  });
+}
+
+polykv_status polykv_lease_wait(polykv_lease* lease, uint64_t token_count, int64_t timeout_ms) {
+  return guarded([&]() -> Status {
+    POLYKV_RETURN_IF_ERROR(check_lease(lease, "wait for a document"));
+    return lease->lease->wait_for(token_count, deadline_after_ms(timeout_ms));
   });
 }
 
@@ -92,6 +105,17 @@ polykv_status polykv_publisher_position(const polykv_publisher* publisher, uint6
     POLYKV_RETURN_IF_ERROR(check_publisher(publisher, "publisher position"));
     if (out_next_token != nullptr) *out_next_token = publisher->publisher->next_token();
     if (out_token_count != nullptr) *out_token_count = publisher->publisher->token_count();
+    return Status::ok();
+  });
+}
+
+polykv_status polykv_publisher_acquire_sealed(polykv_publisher* publisher,
+                                              polykv_lease** out_lease) {
+  return guarded([&]() -> Status {
+    POLYKV_RETURN_IF_ERROR(check_publisher(publisher, "acquire what is sealed"));
+    POLYKV_RETURN_IF_ERROR(require(out_lease, "acquire what is sealed", "out_lease"));
+    POLYKV_ASSIGN_OR_RETURN(auto lease, publisher->publisher->acquire_sealed());
+    *out_lease = new polykv_lease(std::move(lease));
     return Status::ok();
   });
 }

@@ -55,6 +55,12 @@ Result<AcquireRequest> to_request(const polykv_acquire_options& options, ModelId
   request.may_produce = (options.flags & POLYKV_ACQUIRE_MAY_PRODUCE) != 0;
   request.wait = (options.flags & POLYKV_ACQUIRE_WAIT) != 0;
   request.replace_name = (options.flags & POLYKV_ACQUIRE_REPLACE_NAME) != 0;
+  request.stream = (options.flags & POLYKV_ACQUIRE_STREAM) != 0;
+  if (options.extends != nullptr) {
+    if (!by_tokens) return {POLYKV_ERR_INVALID_ARGUMENT, "acquire: extends goes with tokens"};
+    request.extends.emplace();
+    std::copy_n(options.extends, request.extends->size(), request.extends->begin());
+  }
   if (request.may_produce && (request.profile == Profile::any || !by_tokens)) {
     return {POLYKV_ERR_INVALID_ARGUMENT,
             "acquire: a producer names a model, the tokens and a codec profile"};
@@ -88,6 +94,14 @@ Result<IngestRequest> to_request(const polykv_ingest_options& options) {
   request.chat_head = (options.flags & POLYKV_INGEST_CHAT_HEAD) != 0;
   request.replace_name = (options.flags & POLYKV_INGEST_REPLACE_NAME) != 0;
   request.share_public = (options.flags & POLYKV_INGEST_SHARE_PUBLIC) != 0;
+  request.recompute_prefix = (options.flags & POLYKV_INGEST_RECOMPUTE_PREFIX) != 0;
+  request.extend_name = text_of(options.extend_name);
+  if (options.extend_name != nullptr) POLYKV_RETURN_IF_ERROR(check_name(request.extend_name));
+  if (options.extend_digest != nullptr) {
+    request.extend_digest.emplace();
+    std::copy_n(options.extend_digest, request.extend_digest->size(),
+                request.extend_digest->begin());
+  }
   request.timeout_ms = options.timeout_ms;
   if (options.on_progress != nullptr) {
     request.on_progress = [callback = options.on_progress,

@@ -28,6 +28,12 @@ Result<DocumentRecord> from_wire(const wire::DocumentInfo* info) {
   record.state = text_or_empty(info->state());
   record.created_unix_ms = info->created_unix_ms();
   record.is_public = info->is_public();
+  record.sealed_token_count = info->sealed_token_count();
+  if (record.sealed_token_count > record.token_count)
+    return bad("more tokens sealed than there are");
+  record.shared_bytes = info->shared_bytes();
+  record.prefix_treatment = static_cast<PrefixTreatment>(info->prefix_treatment());
+  if (record.prefix_treatment > PrefixTreatment::recomputed) return bad("its prefix is unknown");
   return record;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "include/internal/geometry.h"
+#include "include/internal/segment_format.h"
 #include "libclient/session.h"
 #include "polykv/polykv.h"
 
@@ -25,6 +26,9 @@ struct DocumentRecord {
   std::string state;
   int64_t created_unix_ms = 0;
   bool is_public = false;
+  uint64_t sealed_token_count = 0;
+  uint64_t shared_bytes = 0;
+  PrefixTreatment prefix_treatment = PrefixTreatment::none;
 };
 /// POLYKV_ERR_PROTOCOL when something a document must have is missing or out of range.
 Result<DocumentRecord> from_wire(const wire::DocumentInfo* info);

@@ -36,6 +36,10 @@ Status check_sealed(int fd, uint64_t size_bytes) {
   return Status::ok();
 }
 
+uint64_t end_of(const LeasedSegments& segments) {
+  return segments.empty() ? 0 : segments.back()->first_token + segments.back()->token_count;
+}
+
 void* advance(void* base, int64_t elements, Dtype dtype) {
   if (base == nullptr) return nullptr;
   return static_cast<uint8_t*>(base) + elements * static_cast<int64_t>(dtype_size_bytes(dtype));
@@ -49,16 +53,21 @@ Strides dense_unless_given(const Strides& strides, uint32_t kv_head_count, uint3
 }
 
 Result<std::unique_ptr<Lease>> Lease::receive(const std::shared_ptr<Session>& session,
-                                              Exchange& exchange,
+                                              Exchange exchange,
                                               const wire::LeaseGranted& granted) {
   if (granted.lease() == nullptr) return {POLYKV_ERR_PROTOCOL, "read a lease: it has no handle"};
   std::unique_ptr<Lease> lease(new Lease(session, *granted.lease()));
+  lease->exchange_.emplace(std::move(exchange));
   Result<DocumentRecord> document = from_wire(granted.document());
   Status status = document.status();
   if (document.is_ok()) {
     lease->document_ = std::move(document).value();
-    status = lease->receive_segments(exchange, granted.segment_count());
-    if (status.is_ok()) status = lease->check_document();
+    const bool is_growing = lease->document_.state == "filling";
+    lease->segment_limit_ = is_growing ? SIZE_MAX : granted.segment_count();
+    while (status.is_ok() && lease->segments()->size() < granted.segment_count())
+      status = lease->receive_next(deadline_after_ms(kSegmentsTimeoutMs));
+    if (status.is_ok() && !is_growing && lease->available_tokens() < lease->document_.token_count)
+      status = {POLYKV_ERR_CORRUPT, "its segments do not add up to its tokens"};
   }
   if (!status.is_ok()) {
     static_cast<void>(lease->release().is_ok());
@@ -67,32 +76,113 @@ Result<std::unique_ptr<Lease>> Lease::receive(const std::shared_ptr<Session>& se
   return lease;
 }
 
-Status Lease::receive_segments(Exchange& exchange, uint32_t segment_count) {
-  while (segments_.size() < segment_count) {
-    POLYKV_ASSIGN_OR_RETURN(const Message message, exchange.next_as<wire::LeaseSegments>(
-                                                       deadline_after_ms(kSegmentsTimeoutMs)));
-    const auto* event = message.as<wire::LeaseSegments>();
-    if (message.fds.empty() || event->first_index() != segments_.size() ||
-        message.fds.size() > segment_count - segments_.size()) {
-      return {POLYKV_ERR_PROTOCOL,
-              format("%zu segments from %u on came where %zu of %u were there", message.fds.size(),
-                     event->first_index(), segments_.size(), segment_count)};
-    }
-    for (size_t i = 0; i < message.fds.size(); ++i) {
-      const auto* info = event->segments()->Get(static_cast<uint32_t>(i));
-      const Status added = add_segment(message.fds[i], *info);
-      if (!added.is_ok()) return added;
-    }
-    flatbuffers::FlatBufferBuilder builder;
-    POLYKV_RETURN_IF_ERROR(session_->send(
-        builder,
-        wire::CreateSegmentAck(builder, &handle_, static_cast<uint32_t>(segments_.size()))));
-  }
-  return Status::ok();
+std::shared_ptr<const LeasedSegments> Lease::segments() const {
+  const std::lock_guard lock(mutex_);
+  return segments_;
 }
 
-Status Lease::add_segment(const UniqueFd& fd, const wire::SegmentInfo& info) {
-  const size_t index = segments_.size();
+uint64_t Lease::available_tokens() const {
+  return end_of(*segments());
+}
+
+PrefixTreatment Lease::prefix_treatment() const {
+  PrefixTreatment result = PrefixTreatment::none;
+  const auto all = segments();
+  for (const auto& segment : *all) {
+    if (segment->view.prefix() == PrefixTreatment::decoded) return PrefixTreatment::decoded;
+    if (segment->view.prefix() != PrefixTreatment::none) result = segment->view.prefix();
+  }
+  return result;
+}
+
+/// The next event of a lease that is not complete.
+Status Lease::receive_next(Deadline deadline) {
+  POLYKV_ASSIGN_OR_RETURN(const Message message, exchange_->next(deadline));
+  if (const auto* stalled = message.as<wire::LeaseStalled>()) {
+    if (stalled->is_final()) {
+      return end_with(
+          {POLYKV_ERR_PRODUCER_LOST, format("the document was dropped after %" PRIu64 " of %" PRIu64
+                                            " tokens; acquire it anew",
+                                            available_tokens(), document_.token_count)});
+    }
+    return {POLYKV_ERR_PRODUCER_LOST,
+            format("its producer died, stalled or gave up after %" PRIu64 " of %" PRIu64
+                   " tokens; wait again once somebody produces it, or acquire it anew",
+                   available_tokens(), document_.token_count)};
+  }
+  const auto* event = message.as<wire::LeaseSegments>();
+  if (event == nullptr) return unexpected_packet(message, wire::Body::LeaseSegments);
+  auto longer = std::make_shared<LeasedSegments>(*segments());
+  if (message.fds.empty() || event->first_index() != longer->size() ||
+      message.fds.size() > segment_limit_ - longer->size()) {
+    return {POLYKV_ERR_PROTOCOL, format("%zu segments from %u on came where %zu were there",
+                                        message.fds.size(), event->first_index(), longer->size())};
+  }
+  uint64_t next_token = available_tokens();
+  for (size_t i = 0; i < message.fds.size(); ++i) {
+    const auto* info = event->segments()->Get(static_cast<uint32_t>(i));
+    POLYKV_ASSIGN_OR_RETURN(auto segment,
+                            open_segment(message.fds[i], *info, longer->size(), next_token));
+    next_token += segment->token_count;
+    longer->push_back(std::move(segment));
+  }
+  if (next_token > document_.token_count) {
+    return {POLYKV_ERR_CORRUPT, "its segments do not add up to its tokens"};
+  }
+  const auto received_count = static_cast<uint32_t>(longer->size());
+  {
+    const std::lock_guard lock(mutex_);
+    segments_ = std::move(longer);
+  }
+  flatbuffers::FlatBufferBuilder builder;
+  POLYKV_RETURN_IF_ERROR(
+      session_->send(builder, wire::CreateSegmentAck(builder, &handle_, received_count)));
+  if (next_token < document_.token_count) return Status::ok();
+  exchange_.reset();
+  const Status checked = check_document();
+  return checked.is_ok() ? checked : end_with(checked);
+}
+
+Status Lease::end_with(Status why) {
+  const std::lock_guard lock(mutex_);
+  ended_ = std::move(why);
+  return ended_;
+}
+
+Status Lease::wait_for(uint64_t token_count, Deadline deadline) {
+  if (token_count > document_.token_count) {
+    return {POLYKV_ERR_INVALID_ARGUMENT,
+            format("wait for %" PRIu64 " tokens: the document has %" PRIu64, token_count,
+                   document_.token_count)};
+  }
+  POLYKV_RETURN_IF_ERROR(session_->check_process("wait for a document"));
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    if (!ended_.is_ok()) return ended_.with_context("wait for a document");
+    if (end_of(*segments_) >= token_count) return Status::ok();
+    if (is_released_) return {POLYKV_ERR_STALE, "wait for a document: the lease was released"};
+    if (is_receiving_) {
+      if (deadline == kNoDeadline) {
+        changed_.wait(lock);
+      } else if (changed_.wait_until(lock, deadline) == std::cv_status::timeout) {
+        return {POLYKV_ERR_TIMEOUT, "wait for a document: the deadline passed"};
+      }
+      continue;
+    }
+    is_receiving_ = true;
+    lock.unlock();
+    const Status received = receive_next(deadline);
+    lock.lock();
+    is_receiving_ = false;
+    changed_.notify_all();
+    if (!received.is_ok()) return received.with_context("wait for a document");
+  }
+}
+
+Result<std::shared_ptr<const LeasedSegment>> Lease::open_segment(const UniqueFd& fd,
+                                                                 const wire::SegmentInfo& info,
+                                                                 size_t index,
+                                                                 uint64_t next_token) const {
   const auto here = [&](const Status& status) {
     return status.with_context(format("open segment %zu", index));
   };
@@ -105,8 +195,6 @@ Status Lease::add_segment(const UniqueFd& fd, const wire::SegmentInfo& info) {
   if (!view.is_ok()) return here(view.status());
 
   const ModelIdentity& identity = document_.identity;
-  const uint64_t next_token =
-      segments_.empty() ? 0 : segments_.back().first_token + segments_.back().token_count;
   if (info.first_token() != next_token || view->first_token() != next_token) {
     return corrupt(index, format("it begins at token %" PRIu64 " where %" PRIu64 " was next",
                                  view->first_token(), next_token));
@@ -119,17 +207,13 @@ Status Lease::add_segment(const UniqueFd& fd, const wire::SegmentInfo& info) {
       view->identity().layers != identity.layers) {
     return corrupt(index, "profile, geometry or model differ from the document's");
   }
-  segments_.push_back({std::move(mapping).value(), std::move(view).value(), info.first_token(),
-                       info.token_count()});
-  return Status::ok();
+  return std::make_shared<const LeasedSegment>(LeasedSegment{
+      std::move(mapping).value(), std::move(view).value(), info.first_token(), info.token_count()});
 }
 
+/// Of a complete one.
 Status Lease::check_document() const {
   std::vector<uint32_t> ids(document_.token_count);
-  if (segments_.empty() ||
-      segments_.back().first_token + segments_.back().token_count != ids.size()) {
-    return {POLYKV_ERR_CORRUPT, "its segments do not add up to its tokens"};
-  }
   POLYKV_RETURN_IF_ERROR(copy_tokens(0, ids.size(), ids.data()));
   if (chain_digests(chain_root(document_.identity), ids).back() != document_.digest) {
     return {POLYKV_ERR_CORRUPT, "the token ids in its segments are not those of its digest"};
@@ -137,13 +221,26 @@ Status Lease::check_document() const {
   return Status::ok();
 }
 
-Status Lease::copy_tokens(uint64_t first, uint64_t count, uint32_t* out) const {
+Status Lease::check_readable(const char* operation, uint64_t first, uint64_t count) const {
   if (first > document_.token_count || count > document_.token_count - first) {
     return {POLYKV_ERR_INVALID_ARGUMENT,
-            format("read tokens %" PRIu64 " to %" PRIu64 ": the document has %" PRIu64, first,
-                   first + count, document_.token_count)};
+            format("%s: tokens %" PRIu64 " to %" PRIu64 "; the document has %" PRIu64, operation,
+                   first, first + count, document_.token_count)};
   }
-  for (const LeasedSegment& segment : segments_) {
+  const uint64_t available = available_tokens();
+  if (first + count > available) {
+    return {POLYKV_ERR_BUSY, format("%s: tokens %" PRIu64 " to %" PRIu64 "; %" PRIu64
+                                    " are there yet, wait for the others",
+                                    operation, first, first + count, available)};
+  }
+  return Status::ok();
+}
+
+Status Lease::copy_tokens(uint64_t first, uint64_t count, uint32_t* out) const {
+  POLYKV_RETURN_IF_ERROR(check_readable("read tokens", first, count));
+  const auto all = segments();
+  for (const auto& entry : *all) {
+    const LeasedSegment& segment = *entry;
     const uint64_t begin = std::max(first, segment.first_token);
     const uint64_t end = std::min(first + count, segment.first_token + segment.token_count);
     if (begin >= end) continue;
@@ -159,11 +256,8 @@ Status Lease::decode(uint32_t layer, const DecodeRequest& request) const {
             format("decode layer %u: the document has %u layers", layer, layer_count())};
   }
   const uint64_t first = request.first_token;
-  if (first > document_.token_count || request.token_count > document_.token_count - first) {
-    return {POLYKV_ERR_INVALID_ARGUMENT,
-            format("decode %" PRIu64 " tokens from %" PRIu64 " on: the document has %" PRIu64,
-                   request.token_count, first, document_.token_count)};
-  }
+  POLYKV_RETURN_IF_ERROR(check_readable("decode", first, request.token_count));
+  const auto all = segments();
   const LayerGeometry& geometry = document_.identity.layers[layer];
   DecodeTarget target;
   target.dtype = request.dtype;
@@ -171,7 +265,8 @@ Status Lease::decode(uint32_t layer, const DecodeRequest& request) const {
       dense_unless_given(request.k_strides, geometry.kv_head_count, geometry.k_head_dim);
   target.v_strides =
       dense_unless_given(request.v_strides, geometry.kv_head_count, geometry.v_head_dim);
-  for (const LeasedSegment& segment : segments_) {
+  for (const auto& entry : *all) {
+    const LeasedSegment& segment = *entry;
     const uint64_t begin = std::max(first, segment.first_token);
     const uint64_t end =
         std::min(first + request.token_count, segment.first_token + segment.token_count);
@@ -187,24 +282,40 @@ Status Lease::decode(uint32_t layer, const DecodeRequest& request) const {
 }
 
 Status Lease::verify() const {
-  for (size_t i = 0; i < segments_.size(); ++i) {
-    const Status status = segments_[i].view.verify_checksums();
+  const auto all = segments();
+  for (size_t i = 0; i < all->size(); ++i) {
+    const Status status = (*all)[i]->view.verify_checksums();
     if (!status.is_ok()) return status.with_context(format("verify segment %zu", i));
   }
   return Status::ok();
 }
 
 Result<const LeasedSegment*> Lease::find_segment(uint32_t segment, uint32_t layer) const {
-  if (segment >= segments_.size() || layer >= layer_count()) {
+  const auto all = segments();
+  if (segment >= all->size() || layer >= layer_count()) {
     return {POLYKV_ERR_INVALID_ARGUMENT,
             format("view layer %u of segment %u: the document has %u layers and %zu segments",
-                   layer, segment, layer_count(), segments_.size())};
+                   layer, segment, layer_count(), all->size())};
   }
-  return &segments_[segment];
+  return (*all)[segment].get();  // later lists have it as well
+}
+
+Lease::~Lease() {
+  try {
+    static_cast<void>(release().is_ok());
+  } catch (const std::bad_alloc&) {
+    // The connection's end tells the daemon as well.
+  }
 }
 
 Status Lease::release() {
-  segments_.clear();
+  if (is_released_) return Status::ok();
+  is_released_ = true;
+  {
+    const std::lock_guard lock(mutex_);
+    segments_ = std::make_shared<const LeasedSegments>();
+  }
+  exchange_.reset();
   POLYKV_RETURN_IF_ERROR(session_->check_process("release a lease"));
   if (session_->closed_by_caller()) return Status::ok();
   flatbuffers::FlatBufferBuilder builder;

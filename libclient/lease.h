@@ -1,9 +1,13 @@
 // Lease: a document's segments, mapped read-only and validated.
 //
-// Reading needs no daemon and no lock: everything is immutable from construction to release.
+// Reading needs no daemon: what was mapped is immutable until release. While its document is still
+// being produced a lease grows, by wait_for() alone.
 #pragma once
 
+#include <condition_variable>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -34,16 +38,34 @@ struct DecodeRequest {
   Strides v_strides{0, 0, 0};
 };
 
+/// In token order, without a gap; the segments outlive every list that they are in.
+using LeasedSegments = std::vector<std::shared_ptr<const LeasedSegment>>;
+
+/// Threads may read at once, also while another one waits for more; release() is for the last.
 class Lease {
  public:
-  /// Takes the LeaseSegments events that follow `granted` in `exchange`, maps and checks each, and
-  /// that together they are the document that its digest names. On failure the lease is given back.
+  /// Takes the LeaseSegments events that follow `granted` in `exchange`, maps and checks each, and,
+  /// once all are there, that together they are the document that its digest names. On failure the
+  /// lease is given back.
   static Result<std::unique_ptr<Lease>> receive(const std::shared_ptr<Session>& session,
-                                                Exchange& exchange,
+                                                Exchange exchange,
                                                 const wire::LeaseGranted& granted);
 
+  ~Lease();
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+
+  /// As of the grant: what was not sealed then is told by available_tokens().
   const DocumentRecord& document() const { return document_; }
-  std::span<const LeasedSegment> segments() const { return segments_; }
+  std::shared_ptr<const LeasedSegments> segments() const;
+  /// Tokens 0 .. this can be read.
+  uint64_t available_tokens() const;
+  /// The strongest of its segments: decoded, else recomputed, else none.
+  PrefixTreatment prefix_treatment() const;
+  /// Until the first token_count tokens can be read. POLYKV_ERR_TIMEOUT; POLYKV_ERR_PRODUCER_LOST:
+  /// nobody produces the rest at the moment (what is there stays readable, and one may wait again);
+  /// POLYKV_ERR_INVALID_ARGUMENT: the document is shorter. One thread at a time waits, others queue.
+  Status wait_for(uint64_t token_count, Deadline deadline);
   uint32_t layer_count() const { return static_cast<uint32_t>(document_.identity.layers.size()); }
   const Session& session() const { return *session_; }
 
@@ -53,20 +75,34 @@ class Lease {
   /// A decoded cache of this layer is `view`'s payload; segment and layer are checked.
   Result<const LeasedSegment*> find_segment(uint32_t segment, uint32_t layer) const;
 
-  /// Unmaps and tells the daemon. Once.
+  /// Unmaps and tells the daemon; the destructor does the same and drops the answer. Once, and not
+  /// while another thread uses the lease.
   Status release();
 
  private:
   Lease(std::shared_ptr<Session> session, const wire::Handle& handle)
       : session_(std::move(session)), handle_(handle) {}
-  Status receive_segments(Exchange& exchange, uint32_t segment_count);
-  Status add_segment(const UniqueFd& fd, const wire::SegmentInfo& info);
+  Status check_readable(const char* operation, uint64_t first, uint64_t count) const;
+  Status receive_next(Deadline deadline);
+  Status end_with(Status why);
+  Result<std::shared_ptr<const LeasedSegment>> open_segment(const UniqueFd& fd,
+                                                            const wire::SegmentInfo& info,
+                                                            size_t index,
+                                                            uint64_t next_token) const;
   Status check_document() const;
 
   std::shared_ptr<Session> session_;
   wire::Handle handle_;
   DocumentRecord document_;
-  std::vector<LeasedSegment> segments_;
+  std::optional<Exchange> exchange_;  // while segments are to come
+  size_t segment_limit_ = 0;          // how many may come in all
+  bool is_released_ = false;
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  bool is_receiving_ = false;  // a thread is in receive_next()
+  Status ended_;               // why no more can come
+  std::shared_ptr<const LeasedSegments> segments_ = std::make_shared<const LeasedSegments>();
 };
 
 /// The strides that all 0 stand for: dense [token, kv_head, dim].

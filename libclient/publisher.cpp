@@ -122,6 +122,7 @@ Result<std::unique_ptr<OpenSegment>> Publisher::begin_segment(uint64_t token_cou
   contents.token_ids = std::span(tokens_).subspan(next_token_, token_count);
   contents.parent = polykv::from_wire(*reserved->parent_digest());
   contents.digests = digests;
+  contents.prefix = prefix_;
   POLYKV_ASSIGN_OR_RETURN(
       segment->writer_, SegmentWriter::create(spec, contents, segment->mapping_.writable_bytes()));
   return segment;
@@ -153,6 +154,15 @@ Result<std::unique_ptr<Lease>> Publisher::finish_with_lease() {
   request.digest = digest_;
   request.profile = profile_;
   POLYKV_ASSIGN_OR_RETURN(Acquired acquired, acquire(session_, request));
+  return std::move(acquired.lease);
+}
+
+Result<std::unique_ptr<Lease>> Publisher::acquire_sealed() {
+  POLYKV_RETURN_IF_ERROR(check_usable("acquire what is sealed"));
+  AcquireRequest request;
+  request.ticket = &ticket_;
+  POLYKV_ASSIGN_OR_RETURN(Acquired acquired, acquire(session_, request));
+  prefix_ = PrefixTreatment::decoded;
   return std::move(acquired.lease);
 }
 

@@ -46,6 +46,11 @@ class Publisher : public std::enable_shared_from_this<Publisher> {
   /// All tokens are committed; otherwise POLYKV_ERR_INVALID_ARGUMENT, and the ticket is given up.
   Status finish();
   Result<std::unique_ptr<Lease>> finish_with_lease();
+  /// A lease on what is sealed, tokens 0 .. next_token(), whoever computed it. Segments begun later
+  /// say that they were computed behind decoded tokens.
+  Result<std::unique_ptr<Lease>> acquire_sealed();
+  /// What segments begun later say instead.
+  void set_prefix_treatment(PrefixTreatment prefix) { prefix_ = prefix; }
   /// Gives the ticket up.
   void abort();
 
@@ -61,6 +66,7 @@ class Publisher : public std::enable_shared_from_this<Publisher> {
   std::vector<uint32_t> tokens_;  // of the whole document
   Digest digest_{};
   uint64_t next_token_ = 0;
+  PrefixTreatment prefix_ = PrefixTreatment::none;
   bool segment_open_ = false;
   bool ended_ = false;
 };

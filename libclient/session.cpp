@@ -41,7 +41,8 @@ Status status_of(const wire::Error& error) {
 /// Events come before or after the one final reply of a request.
 bool is_event(const wire::Packet& packet) {
   return packet.body_type() == wire::Body::IngestProgress ||
-         packet.body_type() == wire::Body::LeaseSegments;
+         packet.body_type() == wire::Body::LeaseSegments ||
+         packet.body_type() == wire::Body::LeaseStalled;
 }
 
 size_t expected_fd_count(const wire::Packet& packet) {

@@ -45,7 +45,7 @@ inline constexpr uint32_t kBlockTokens =
 enum class PrefixTreatment : uint32_t {
   none = 0,        // exact in the producer's own cache, or there was no prefix
   decoded = 1,     // decoded from the pool
-  recomputed = 2,  // decoded from the pool, its last tokens computed anew
+  recomputed = 2,  // in the pool, but computed again
 };
 inline constexpr uint32_t kSegmentPrefixMask = 3;
 

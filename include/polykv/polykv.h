@@ -164,7 +164,10 @@ enum {
      POLYKV_ERR_BUSY. */
   POLYKV_ACQUIRE_WAIT = 2,
   /** The given `publish_name` may be taken from another document of the caller. */
-  POLYKV_ACQUIRE_REPLACE_NAME = 4
+  POLYKV_ACQUIRE_REPLACE_NAME = 4,
+  /** Somebody else is producing it: lease it now and read its segments as they are sealed, see
+     polykv_lease_wait. Not for profiles whose documents are one segment (POLYKV_ERR_UNSUPPORTED). */
+  POLYKV_ACQUIRE_STREAM = 8
 };
 
 /** Which document, in exactly one way: `name`, `digest`, or a model (in one of three ways) and
@@ -182,14 +185,19 @@ typedef struct polykv_acquire_options {
   uint32_t flags;           /* POLYKV_ACQUIRE_* */
   int64_t timeout_ms;       /* for POLYKV_ACQUIRE_WAIT; -1: without limit; default 600000 */
   const char* publish_name; /* the name the document gets if the caller produces it; may be NULL */
+  /** [32] or NULL: the digest of a document that the tokens begin with. All of it is used, where
+     otherwise prefixes are shared in steps of 256 tokens. For producers. */
+  const uint8_t* extends;
 } polykv_acquire_options;
 POLYKV_API void polykv_acquire_options_init(polykv_acquire_options* options);
 
 /**
  * Finds a document in the caller's domain (user id), then among the public ones. Success sets
- * exactly one of *out_lease (sealed, mapped, ready to read) and *out_publisher (the caller is the
- * producer; only with MAY_PRODUCE). out_publisher may be NULL without MAY_PRODUCE. Errors:
- * NOT_FOUND, BUSY, TIMEOUT, PRODUCER_LOST, BUDGET, LIMIT, ALREADY_EXISTS (publish_name),
+ * exactly one of *out_lease (sealed, mapped, ready to read; with STREAM perhaps not all of it yet)
+ * and *out_publisher (the caller is the producer; only with MAY_PRODUCE). out_publisher may be NULL
+ * without MAY_PRODUCE. Tokens that other documents of the same model and profile begin with are not
+ * produced again: see polykv_publisher_position and polykv_publisher_acquire_sealed. With WAIT a
+ * producer also waits for a longer prefix that somebody is about to seal. Errors: NOT_FOUND, BUSY, TIMEOUT, PRODUCER_LOST, BUDGET, LIMIT, ALREADY_EXISTS (publish_name),
  * UNSUPPORTED (profile), MODEL_*.
  */
 POLYKV_API POLYKV_NODISCARD polykv_status
@@ -209,9 +217,16 @@ typedef struct polykv_document_info {
   uint64_t stored_bytes; /* everything: codes, gains, headers, token ids, padding */
   uint64_t bf16_bytes;   /* what K and V alone take as bf16 */
   uint32_t lease_count;  /* when polykvd told: at the acquire, or at the listing */
-  const char* state;     /* "filling", "sealed", "retiring" */
+  /** "sealed"; "filling": being produced; "incomplete": its producer was lost; "retiring". */
+  const char* state;
   int64_t created_unix_ms;
   int is_public;
+  uint64_t sealed_token_count; /* of a lease: that can be read */
+  uint64_t shared_bytes;       /* of stored_bytes: in segments that other documents use as well */
+  /** How the tokens before a segment were treated when it was computed: 0 exact, in its producer's
+     own cache; 1 decoded from the pool; 2 in the pool, but computed again. The strongest of its
+     segments: 1, else 2, else 0. */
+  uint32_t prefix_treatment;
 } polykv_document_info;
 POLYKV_API void polykv_document_info_init(polykv_document_info* info);
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_lease_info(const polykv_lease* lease,
@@ -261,6 +276,18 @@ typedef struct polykv_decode_options {
 POLYKV_API void polykv_decode_options_init(polykv_decode_options* options);
 
 /**
+ * Waits until the first token_count tokens of the document can be read, at most timeout_ms (-1:
+ * without limit; 0: only looks). Of a document that was sealed when it was leased, they can. Errors:
+ * TIMEOUT; PRODUCER_LOST: nobody produces the rest at the moment (what is there stays readable, and
+ * one may wait again); INVALID_ARGUMENT: the document is shorter; DAEMON_GONE. Other threads may read
+ * meanwhile. How many tokens there are is in polykv_lease_info, `sealed_token_count`; reading others
+ * is POLYKV_ERR_BUSY.
+ */
+POLYKV_API POLYKV_NODISCARD polykv_status polykv_lease_wait(polykv_lease* lease,
+                                                            uint64_t token_count,
+                                                            int64_t timeout_ms);
+
+/**
  * Decodes K and V of one layer for a token range into the caller's memory; spans segments and
  * writes only the addressed elements. Values beyond fp16's range become infinite when dtype is f16.
  * Disjoint targets may be decoded by several threads at once.
@@ -273,8 +300,9 @@ POLYKV_API POLYKV_NODISCARD polykv_status polykv_layer_decode(const polykv_lease
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_lease_verify(const polykv_lease* lease);
 
 /**
- * Unmaps and tells polykvd. Frees the handle whatever it returns. NULL is allowed. POLYKV_OK also
- * after the session was closed, which ended the lease for polykvd.
+ * Unmaps and tells polykvd. Frees the handle whatever it returns, so no other thread may still use
+ * it. NULL is allowed. POLYKV_OK also after the session was closed, which ended the lease for
+ * polykvd.
  */
 POLYKV_API polykv_status polykv_lease_release(polykv_lease* lease);
 
@@ -293,9 +321,19 @@ POLYKV_API void polykv_kv_source_init(polykv_kv_source* source);
 
 typedef struct polykv_segment polykv_segment;
 
-/** The first token that is not sealed yet, and the token count of the whole document. */
+/**
+ * The first token that is not sealed yet, and the token count of the whole document. The first is
+ * not 0 when other documents begin with the same tokens, or another producer was lost.
+ */
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_publisher_position(
     const polykv_publisher* publisher, uint64_t* out_next_token, uint64_t* out_token_count);
+/**
+ * A lease on what is sealed already, tokens 0 .. next_token: for a producer that decodes it instead
+ * of computing it. Segments begun after that record that they were computed behind decoded tokens.
+ * POLYKV_ERR_NOT_FOUND when next_token is 0.
+ */
+POLYKV_API POLYKV_NODISCARD polykv_status
+polykv_publisher_acquire_sealed(polykv_publisher* publisher, polykv_lease** out_lease);
 /**
  * Reserves memory for the next token_count tokens (0: 4,096, or what is left; all of them for
  * paper-k8v3, which is always one segment). One segment of a publisher is open at a time. Errors:
@@ -338,7 +376,8 @@ POLYKV_API POLYKV_NODISCARD polykv_status polykv_publisher_progress(polykv_publi
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_publisher_finish(polykv_publisher* publisher,
                                                                   polykv_lease** out_lease);
 /**
- * Gives the ticket up; what was not a complete document is forgotten. Frees the publisher; a
+ * Gives the ticket up. Segments that were committed stay for the next producer of the document, until
+ * memory is needed or the document is removed. Frees the publisher; a
  * segment still open must be freed by its abort. NULL is allowed.
  */
 POLYKV_API void polykv_publisher_abort(polykv_publisher* publisher);
@@ -369,7 +408,10 @@ enum {
   POLYKV_INGEST_PARSE_SPECIAL = 2, /* special tokens in the text become tokens: trusted text only */
   POLYKV_INGEST_CHAT_HEAD = 4,     /* put the head of the model's chat template in front */
   POLYKV_INGEST_REPLACE_NAME = 8,  /* the name may be taken from another document of the caller */
-  POLYKV_INGEST_SHARE_PUBLIC = 16  /* every user may read it; only with a configured model */
+  POLYKV_INGEST_SHARE_PUBLIC = 16, /* every user may read it; only with a configured model */
+  /** A prefix that is in the pool is computed again, though not stored, so that the rest attends to
+     exact K and V; without it the rest attends to what the pool decodes to, as every agent does. */
+  POLYKV_INGEST_RECOMPUTE_PREFIX = 32
 };
 
 typedef struct polykv_ingest_options {
@@ -386,6 +428,11 @@ typedef struct polykv_ingest_options {
   polykv_ingest_callback on_progress; /* may be NULL */
   void* user;
   int64_t timeout_ms; /* -1 (default): without limit */
+  /** The text continues this document, by its name or its digest ([32]); both may be NULL. Only the
+     text is computed and stored. `profile` is the document's, or ANY. A `name` of NULL moves the
+     name of a document of the caller's own to the longer one; leases on the shorter one stay. */
+  const char* extend_name;
+  const uint8_t* extend_digest;
 } polykv_ingest_options;
 POLYKV_API void polykv_ingest_options_init(polykv_ingest_options* options);
 

@@ -176,6 +176,10 @@ class Lease {
     if (status != POLYKV_OK) return detail::last_error(status);
     return view;
   }
+  /// While the document is being produced; timeout_ms -1: without limit.
+  Result<> wait_for(uint64_t token_count, int64_t timeout_ms = -1) {
+    return detail::checked(polykv_lease_wait(lease_.get(), token_count, timeout_ms));
+  }
   Result<> verify() const { return detail::checked(polykv_lease_verify(lease_.get())); }
   /// The destructor does the same and drops the answer.
   Result<> release() { return detail::checked(polykv_lease_release(lease_.release())); }
@@ -213,6 +217,13 @@ class Publisher {
     const polykv_status status = polykv_segment_begin(publisher_.get(), token_count, &segment);
     if (status != POLYKV_OK) return detail::last_error(status);
     return Segment(segment);
+  }
+  /// What is sealed already, tokens 0 .. next_token().
+  Result<Lease> acquire_sealed() {
+    polykv_lease* lease = nullptr;
+    const polykv_status status = polykv_publisher_acquire_sealed(publisher_.get(), &lease);
+    if (status != POLYKV_OK) return detail::last_error(status);
+    return Lease(lease);
   }
   Result<> progress(uint64_t tokens_done) {
     return detail::checked(polykv_publisher_progress(publisher_.get(), tokens_done));

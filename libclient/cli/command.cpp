@@ -53,6 +53,7 @@ Result<client::Lease> acquire(client::Session& session, const DocumentArgument& 
 Json document_json(const polykv_document_info& info) {
   Json names = Json::array();
   for (size_t i = 0; i < info.name_count; ++i) names.push_back(info.names[i]);
+  constexpr const char* kPrefixes[] = {"none", "decoded", "recomputed"};
   return {{"names", names},
           {"digest", hex(info.digest)},
           {"model", info.model->name},
@@ -64,7 +65,11 @@ Json document_json(const polykv_document_info& info) {
           {"lease_count", info.lease_count},
           {"state", info.state},
           {"created_unix_ms", info.created_unix_ms},
-          {"public", info.is_public != 0}};
+          {"public", info.is_public != 0},
+          {"sealed_token_count", info.sealed_token_count},
+          {"shared_bytes", info.shared_bytes},
+          {"prefix",
+           kPrefixes[info.prefix_treatment < std::size(kPrefixes) ? info.prefix_treatment : 0]}};
 }
 
 Json document_details_json(const polykv_document_info& info) {

@@ -8,8 +8,9 @@
 namespace polykv::cli {
 
 struct PutOptions {
-  std::string file;  // "-": standard input
-  std::string name;  // empty: the file's own, without folders
+  std::string file;    // "-": standard input
+  std::string name;    // empty: put takes the file's own, without folders; extend the document's
+  std::string extend;  // the document that the text continues: its name or digest
   std::string model;
   std::string codec = "k8v8";
   std::string before;
@@ -18,8 +19,10 @@ struct PutOptions {
   bool parse_special = false;
   bool chat_head = false;
   bool replace = false;
+  bool recompute_prefix = false;
 };
 Status put(const Global& global, const PutOptions& options);
+Status extend(const Global& global, const PutOptions& options);
 
 Status list(const Global& global);
 Status show(const Global& global, const std::string& document, const std::string& codec);

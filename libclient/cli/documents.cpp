@@ -31,6 +31,12 @@ std::string state_of(const Json& document) {
   return document["state"].get<std::string>() + (document["public"] == true ? ",public" : "");
 }
 
+std::string tokens_of(const Json& document) {
+  const bool is_complete = document["sealed_token_count"] == document["token_count"];
+  return (is_complete ? "" : number(document["sealed_token_count"]) + " of ") +
+         number(document["token_count"]);
+}
+
 std::string utc(int64_t unix_ms) {
   const std::time_t seconds = unix_ms / 1000;
   std::tm parts{};
@@ -57,11 +63,13 @@ void print_details(const Json& document) {
                 number(first["k_head_dim"]).c_str(), number(first["v_head_dim"]).c_str()));
   }
   line("codec", document["profile"].get<std::string>());
-  line("tokens",
-       number(document["token_count"]) + " in " + number(document["segment_count"]) + " segments");
+  line("tokens", tokens_of(document) + " in " + number(document["segment_count"]) + " segments");
   line("stored", human_bytes(document["stored_bytes"]) + "; as bf16 " +
                      human_bytes(document["bf16_bytes"]) + ", " + ratio_of(document) +
                      " times as much");
+  if (document["shared_bytes"] != 0)
+    line("shared", human_bytes(document["shared_bytes"]) + " of it with other documents");
+  if (document["prefix"] != "none") line("prefix", document["prefix"]);
   line("leases", number(document["lease_count"]));
   line("state", state_of(document));
   line("created", utc(document["created_unix_ms"]));
@@ -92,7 +100,7 @@ Status list(const Global& global) {
   Table table(
       {"NAME", "CODEC", "TOKENS", "SEGMENTS", "SIZE", "RATIO", "LEASES", "STATE", "DIGEST"});
   for (const Json& document : documents) {
-    table.add({names_of(document), document["profile"], number(document["token_count"]),
+    table.add({names_of(document), document["profile"], tokens_of(document),
                number(document["segment_count"]), human_bytes(document["stored_bytes"]),
                ratio_of(document), number(document["lease_count"]), state_of(document),
                document["digest"].get<std::string>().substr(0, 12)});

@@ -91,6 +91,17 @@ Result<std::string> read_input(const std::string& path, const char* what, uint64
   }
 }
 
+Result<UniqueFd> open_model_file(const std::string& path) {
+  struct stat info;
+  // A FIFO would block the open; a device is no model either.
+  if (path != "-" && ::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) &&
+      !S_ISDIR(info.st_mode)) {
+    return {POLYKV_ERR_INVALID_ARGUMENT,
+            "open the model file '" + path + "': it is no regular file; give a GGUF file"};
+  }
+  return open_input(path, "model");
+}
+
 Result<ModelArgument> open_model(const std::string& model) {
   struct stat info;
   const bool is_path = model.find('/') != std::string::npos || model.ends_with(".gguf") ||
@@ -100,7 +111,7 @@ Result<ModelArgument> open_model(const std::string& model) {
     argument.name = model;
     return argument;
   }
-  Result<UniqueFd> file = open_input(model, "model");
+  Result<UniqueFd> file = open_model_file(model);
   if (file.status().code() == POLYKV_ERR_NOT_FOUND) {
     return {POLYKV_ERR_NOT_FOUND,
             format("open the model file '%s': there is no such file; give the path of a GGUF file, "

@@ -13,6 +13,8 @@ namespace polykv::cli {
 /// ("text", "model") is for messages. POLYKV_ERR_NOT_FOUND, POLYKV_ERR_PERMISSION, or
 /// POLYKV_ERR_INVALID_ARGUMENT for a folder or a device.
 Result<UniqueFd> open_input(const std::string& path, const char* what);
+/// The same for a model, which has to be a regular file.
+Result<UniqueFd> open_model_file(const std::string& path);
 
 /// All of an input, at most max_bytes (POLYKV_ERR_LIMIT).
 Result<std::string> read_input(const std::string& path, const char* what, uint64_t max_bytes);

@@ -32,6 +32,7 @@ struct CommandLine {
   CLI::App app{"Puts documents into polykvd and looks after them.", "polykvctl"};
   Global global;
   PutOptions put_options;
+  PutOptions extend_options;
   TokenizeArguments tokenize_arguments;
   std::string document;
   std::string codec;
@@ -51,6 +52,8 @@ struct CommandLine {
     if (with_codec) target->add_option("--codec", codec, "the one in this codec profile");
   }
   void add_put();
+  void add_extend();
+  static void add_recompute_prefix(CLI::App* target, PutOptions& options);
   void add_tokenize();
 };
 
@@ -63,6 +66,7 @@ CommandLine::CommandLine() {
   app.add_flag("--json", global.json, "results and errors as JSON");
   app.footer("Exit codes: 0, or the number of the status that ended it (docs/exit-codes.md).");
   add_put();
+  add_extend();
   command("ls", "list documents", [this] { return list(global); });
   add_document(command("show", "tell all about a document",
                        [this] { return show(global, document, codec); }),
@@ -96,6 +100,32 @@ void CommandLine::add_put() {
                         "special tokens written in the text become tokens (trusted text only)");
   put_command->add_flag("--chat-head", o.chat_head, "put the chat template's head in front");
   put_command->add_flag("--replace", o.replace, "take the name from another document of yours");
+  add_recompute_prefix(put_command, o);
+}
+
+void CommandLine::add_extend() {
+  CLI::App* extend_command = command("extend", "compute a text that continues a document",
+                                     [this] { return extend(global, extend_options); });
+  PutOptions& o = extend_options;
+  o.codec.clear();
+  extend_command->add_option("document", o.extend, "its name, or its digest")->required();
+  extend_command->add_option("file", o.file, "UTF-8 text; - is standard input")->required();
+  extend_command
+      ->add_option("--model", o.model, "the document's own: a GGUF file, or a name of [models]")
+      ->required();
+  extend_command->add_option("--name", o.name,
+                             "the longer document's name (otherwise the document's moves to it)");
+  extend_command->add_option("--codec", o.codec, "which of the document's, if there are several");
+  extend_command->add_flag("--parse-special", o.parse_special,
+                           "special tokens written in the text become tokens (trusted text only)");
+  extend_command->add_flag("--replace", o.replace, "take the name from another document of yours");
+  add_recompute_prefix(extend_command, o);
+}
+
+void CommandLine::add_recompute_prefix(CLI::App* target, PutOptions& options) {
+  target->add_flag("--recompute-prefix", options.recompute_prefix,
+                   "compute what other documents share with it again, so that the rest attends to "
+                   "exact K and V; it is not stored twice");
 }
 
 void CommandLine::add_tokenize() {

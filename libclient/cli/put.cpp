@@ -1,4 +1,4 @@
-// put: a text becomes a document.
+// put: a text becomes a document. extend: a text continues one.
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -27,12 +27,18 @@ uint32_t flags_of(const PutOptions& options) {
   if (options.chat_head) flags |= POLYKV_INGEST_CHAT_HEAD;
   if (options.replace) flags |= POLYKV_INGEST_REPLACE_NAME;
   if (options.share == "public") flags |= POLYKV_INGEST_SHARE_PUBLIC;
+  if (options.recompute_prefix) flags |= POLYKV_INGEST_RECOMPUTE_PREFIX;
   return flags;
 }
 
-Status put_named(const Global& global, const PutOptions& options, const std::string& name) {
+/// `title`: for messages. An empty name leaves it to polykvd.
+Status ingest_file(const Global& global, const PutOptions& options, const std::string& name,
+                   const std::string& title) {
   client::IngestOptions ingest;
-  POLYKV_ASSIGN_OR_RETURN(ingest.profile, parse_profile(options.codec));
+  ingest.profile = POLYKV_PROFILE_ANY;
+  if (!options.codec.empty()) {
+    POLYKV_ASSIGN_OR_RETURN(ingest.profile, parse_profile(options.codec));
+  }
   if (options.file == "-" && options.before == "-") {
     return {POLYKV_ERR_INVALID_ARGUMENT, "text and --before cannot both be standard input"};
   }
@@ -47,7 +53,13 @@ Status put_named(const Global& global, const PutOptions& options, const std::str
   }
   POLYKV_ASSIGN_OR_RETURN(client::Session session, connect(global));
 
-  ingest.name = name.c_str();
+  const auto digest = parse_digest(options.extend);
+  if (digest) {
+    ingest.extend_digest = digest->data();
+  } else if (!options.extend.empty()) {
+    ingest.extend_name = options.extend.c_str();
+  }
+  ingest.name = name.empty() ? nullptr : name.c_str();
   ingest.model_name = model.name.empty() ? nullptr : model.name.c_str();
   ingest.model_fd = model.file.get();
   ingest.text_fd = text.get();
@@ -58,7 +70,7 @@ Status put_named(const Global& global, const PutOptions& options, const std::str
   uint64_t memory_bytes = 0;
   bool was_computed = false;
   const client::Result<client::Lease> lease = [&] {
-    ProgressPrinter printer(one_line(name));
+    ProgressPrinter printer(one_line(title));
     return session.ingest(ingest, [&](const polykv_ingest_progress& progress) {
       memory_bytes = std::max(memory_bytes, progress.memory_bytes);
       was_computed = was_computed || progress.phase == POLYKV_INGEST_PREFILLING;
@@ -81,7 +93,7 @@ Status put_named(const Global& global, const PutOptions& options, const std::str
            {"worker_memory_bytes", memory_bytes},
            {"computed", was_computed}});
   } else {
-    std::printf("%s: %llu tokens in %s as %s%s\n", one_line(name).c_str(),
+    std::printf("%s: %llu tokens in %s as %s%s\n", one_line(title).c_str(),
                 static_cast<unsigned long long>(info.token_count),
                 human_bytes(info.stored_bytes).c_str(), polykv_profile_name(info.profile),
                 was_computed ? format(", %.1f s", seconds.count()).c_str() : ", was there already");
@@ -93,7 +105,13 @@ Status put_named(const Global& global, const PutOptions& options, const std::str
 
 Status put(const Global& global, const PutOptions& options) {
   POLYKV_ASSIGN_OR_RETURN(const std::string name, name_for(options));
-  return put_named(global, options, name).with_context("put '" + name + "'");
+  return ingest_file(global, options, name, name).with_context("put '" + name + "'");
+}
+
+Status extend(const Global& global, const PutOptions& options) {
+  const std::string title = options.name.empty() ? options.extend : options.name;
+  return ingest_file(global, options, options.name, title)
+      .with_context("extend '" + options.extend + "'");
 }
 
 }  // namespace polykv::cli

@@ -6,7 +6,7 @@
 namespace polykv::cli {
 
 Status tokenize(const TokenizeArguments& arguments) {
-  POLYKV_ASSIGN_OR_RETURN(const UniqueFd model, open_input(arguments.model, "model"));
+  POLYKV_ASSIGN_OR_RETURN(const UniqueFd model, open_model_file(arguments.model));
   std::string text = arguments.text;
   if (!arguments.has_text) {
     POLYKV_ASSIGN_OR_RETURN(text, read_input(arguments.file, "text", kMaxTextBytes));

@@ -353,6 +353,69 @@ static void unfinished_publishing(polykv_session* session) {
   CHECK(lease == NULL);
 }
 
+/* One producer, a reader who streams, and a second producer who goes on behind a shared prefix. */
+static void growing_documents(polykv_session* session) {
+  polykv_model model = the_model();
+  model.fingerprint[0] = 10; /* nothing of it is there yet */
+  polykv_acquire_options options = producing(&model, POLYKV_PROFILE_EXACT);
+  polykv_lease* lease = NULL;
+  polykv_publisher* publisher = NULL;
+  polykv_lease* sealed = NULL;
+  CHECK(polykv_document_acquire(session, &options, &lease, &publisher) == POLYKV_OK);
+  CHECK(publisher != NULL && lease == NULL);
+  CHECK_FAILS(POLYKV_ERR_NOT_FOUND, polykv_publisher_acquire_sealed(publisher, &sealed));
+  options.flags = POLYKV_ACQUIRE_STREAM;
+  CHECK(polykv_document_acquire(session, &options, &lease, NULL) == POLYKV_OK);
+  polykv_document_info info;
+  polykv_document_info_init(&info);
+  CHECK(polykv_lease_info(lease, &info) == POLYKV_OK);
+  CHECK(strcmp(info.state, "filling") == 0 && info.sealed_token_count == 0);
+  CHECK(info.token_count == TOKENS);
+  CHECK_FAILS(POLYKV_ERR_TIMEOUT, polykv_lease_wait(lease, 1, 0));
+  CHECK_FAILS(POLYKV_ERR_INVALID_ARGUMENT, polykv_lease_wait(lease, TOKENS + 1, 0));
+  publish_segment(publisher, 0, SEGMENT);
+  CHECK(polykv_lease_wait(lease, SEGMENT, -1) == POLYKV_OK);
+  check_decode(lease, 0, SEGMENT, 0, 0);
+  uint32_t id = 0;
+  CHECK_FAILS(POLYKV_ERR_BUSY, polykv_lease_tokens(lease, SEGMENT, 1, &id));
+  CHECK(polykv_publisher_acquire_sealed(publisher, &sealed) == POLYKV_OK);
+  check_decode(sealed, 0, SEGMENT, 0, 0);
+  CHECK(polykv_lease_release(sealed) == POLYKV_OK);
+  publish_segment(publisher, SEGMENT, TOKENS - SEGMENT);
+  CHECK(polykv_lease_wait(lease, TOKENS, -1) == POLYKV_OK);
+  CHECK(polykv_publisher_finish(publisher, NULL) == POLYKV_OK);
+  CHECK(polykv_lease_info(lease, &info) == POLYKV_OK);
+  CHECK(strcmp(info.state, "sealed") == 0 && info.segment_count == 2);
+  CHECK(info.prefix_treatment == 1); /* the second segment came after the first was leased */
+  check_decode(lease, 0, TOKENS, 0, 0);
+
+  static uint32_t longer[TOKENS + 50];
+  memcpy(longer, tokens, sizeof tokens);
+  for (uint32_t i = 0; i < 50; ++i) longer[TOKENS + i] = i;
+  options = producing(&model, POLYKV_PROFILE_EXACT);
+  options.tokens = longer;
+  options.token_count = TOKENS + 50;
+  uint64_t next = 0;
+  polykv_lease* none = NULL;
+  CHECK(polykv_document_acquire(session, &options, &none, &publisher) == POLYKV_OK);
+  CHECK(polykv_publisher_position(publisher, &next, NULL) == POLYKV_OK);
+  CHECK(next == TOKENS / 256 * 256);
+  polykv_publisher_abort(publisher);
+  options.extends = info.digest;
+  CHECK(polykv_document_acquire(session, &options, &none, &publisher) == POLYKV_OK);
+  CHECK(polykv_publisher_position(publisher, &next, NULL) == POLYKV_OK);
+  CHECK(next == TOKENS);
+  publish_segment(publisher, TOKENS, 50);
+  polykv_lease* whole = NULL;
+  CHECK(polykv_publisher_finish(publisher, &whole) == POLYKV_OK);
+  check_decode(whole, 0, TOKENS + 50, 0, 0);
+  polykv_document_info_init(&info);
+  CHECK(polykv_lease_info(whole, &info) == POLYKV_OK);
+  CHECK(info.segment_count == 3 && info.shared_bytes > 0 && info.shared_bytes < info.stored_bytes);
+  CHECK(polykv_lease_release(whole) == POLYKV_OK);
+  CHECK(polykv_lease_release(lease) == POLYKV_OK);
+}
+
 int c_abi_test(const char* socket_path) {
   for (uint32_t i = 0; i < TOKENS; ++i) tokens[i] = i * 13 + 1;
   texts_and_versions();
@@ -365,6 +428,7 @@ int c_abi_test(const char* socket_path) {
   if (exact == NULL || paper == NULL) return failures + 1;
   read_and_remove(session, exact, paper);
   unfinished_publishing(session);
+  growing_documents(session);
 
   /* NULL is allowed where the header says so. */
   polykv_session_close(NULL);

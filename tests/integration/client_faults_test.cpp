@@ -241,7 +241,7 @@ TEST_CASE("row 39: a reader cannot truncate, write or make its mapping writable"
   CHECK((errno == EPERM || errno == EACCES));
 
   const auto lease = acquire_inside(daemon.socket_path(), "a");
-  const std::span<const uint8_t> mapped = lease->segments()[0].mapping.bytes();
+  const std::span<const uint8_t> mapped = (*lease->segments())[0]->mapping.bytes();
   CHECK(fails_with(
       ::mprotect(const_cast<uint8_t*>(mapped.data()), mapped.size(), PROT_READ | PROT_WRITE),
       {EACCES, EPERM}));

@@ -142,11 +142,10 @@ TEST_CASE("when the producer's connection ends, the next waiter that may produce
   producer.reset();
 
   const Reply granted = heir.receive(heir_id);
-  // An incomplete document is dropped whole.
-  CHECK(granted.as<wire::TicketGranted>().next_token() == 0);
-  publish_with(heir, *granted.as<wire::TicketGranted>().ticket(), document);
-  CHECK(reader.take_lease(reader_id).fds.size() == 1);
-  CHECK(second_heir.take_lease(second_id).fds.size() == 1);
+  CHECK(granted.as<wire::TicketGranted>().next_token() == 256);
+  heir.publish_segment(*granted.as<wire::TicketGranted>().ticket(), document, 256, 44);
+  CHECK(reader.take_lease(reader_id).fds.size() == 2);
+  CHECK(second_heir.take_lease(second_id).fds.size() == 2);
 }
 
 TEST_CASE("when nobody takes over, a waiter learns that the producer is lost") {

@@ -1,4 +1,6 @@
 // polykvctl's exit codes, messages and JSON, against polykvd and a worker that computes nothing.
+#include <sys/stat.h>
+
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -272,6 +274,9 @@ TEST_CASE("put says what is wrong with its files") {
   fails(POLYKV_ERR_NOT_FOUND, {text, "--model", "no-such.gguf"}, "no-such.gguf");
   fails(POLYKV_ERR_NOT_FOUND, {text, "--model", "unconfigured"}, "unconfigured");
   fails(POLYKV_ERR_INVALID_ARGUMENT, {text, "--model", "/tmp/"}, "folder");
+  const std::string fifo = fixture.daemon.folder().path() + "/fifo";
+  REQUIRE(mkfifo(fifo.c_str(), 0600) == 0);
+  fails(POLYKV_ERR_INVALID_ARGUMENT, {text, "--model", fifo}, "no regular file");
   fails(POLYKV_ERR_NOT_FOUND, {"/no/such.txt", "--model", fixture.model}, "/no/such.txt");
   fails(POLYKV_ERR_INVALID_ARGUMENT, {"/tmp", "--model", fixture.model}, "folder");
   fails(POLYKV_ERR_INVALID_ARGUMENT, {"-", "--model", fixture.model}, "--name");

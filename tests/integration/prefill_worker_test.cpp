@@ -243,7 +243,7 @@ TEST_CASE("eight simultaneous ingests of one text prefill it once") {
   std::vector<std::thread> agents;
   std::vector<Status> results(8);
   for (Status& result : results)
-    agents.emplace_back([&] { result = bench.ingest(text_of(2000)).status(); });
+    agents.emplace_back([&] { result = bench.ingest("#" + text_of(1999)).status(); });
   for (std::thread& agent : agents) agent.join();
   for (const Status& result : results) CHECK(result.message() == "");
   CHECK(prefilled_tokens(bench) == before + 2000);

@@ -85,6 +85,7 @@ TEST_CASE("a document that is there is not computed again") {
   REQUIRE(bench.ingest("the same").is_ok());
   CHECK(bench.status().tokens_prefilled_total == 8);
   CHECK(bench.status().document_count == 1);
+  CHECK(bench.status().lease_count == 0);  // nor does the worker keep what it found
 }
 
 TEST_CASE("eight simultaneous ingests of one text compute it once") {

@@ -73,8 +73,9 @@ class FakeWorker {
 
   Status report_progress(polykv_ingest_phase phase, uint64_t tokens_done) {
     flatbuffers::FlatBufferBuilder builder;
-    return session_->send(builder, wire::CreateJobProgress(builder, job_, phase, tokens_done,
-                                                           ids_.size(), 1000 + ids_.size()));
+    return session_->send(builder,
+                          wire::CreateJobProgress(builder, job_, phase, tokens_done, ids_.size(),
+                                                  1000 + ids_.size(), prefilled_tokens_));
   }
 
   Status report_done(const Status& status) {

@@ -90,6 +90,8 @@ struct AcquireFields {
   std::string publish_name;
   bool replace_name = false;
   bool is_public = false;
+  bool stream = false;
+  std::optional<Digest> extends;
 };
 
 class RawClient {
@@ -177,6 +179,7 @@ class RawClient {
     }
     wire::Digest digest;
     if (fields.digest) digest = to_wire(*fields.digest);
+    const wire::Digest extends = to_wire(fields.extends.value_or(Digest{}));
     wire::AcquireBuilder acquire(builder);
     if (!name.IsNull()) acquire.add_name(name);
     if (fields.digest) acquire.add_digest(&digest);
@@ -191,6 +194,8 @@ class RawClient {
     if (!publish_name.IsNull()) acquire.add_publish_name(publish_name);
     acquire.add_replace_name(fields.replace_name);
     acquire.add_is_public(fields.is_public);
+    acquire.add_stream(fields.stream);
+    if (fields.extends) acquire.add_extends(&extends);
     return send(builder, acquire.Finish(),
                 tokens ? std::vector<int>{tokens.get()} : std::vector<int>{});
   }
@@ -203,6 +208,14 @@ class RawClient {
     fields.may_produce = true;
     fields.publish_name = name;
     return *acquire(fields, &document).as<wire::TicketGranted>().ticket();
+  }
+
+  /// Leases what is sealed of the document that the ticket is for.
+  Reply acquire_sealed(const wire::Handle& ticket) {
+    flatbuffers::FlatBufferBuilder builder;
+    wire::AcquireBuilder acquire(builder);
+    acquire.add_ticket(&ticket);
+    return receive(send(builder, acquire.Finish()));
   }
 
   uint64_t send_reserve(const wire::Handle& ticket, uint64_t first, uint64_t count) {
@@ -288,6 +301,13 @@ class RawClient {
     }
     if (const Status status = writer.finish(); !status.is_ok())
       throw std::runtime_error(status.message());
+  }
+  /// Reserves, fills and commits the next segment of a ticket's document.
+  void publish_segment(const wire::Handle& ticket, const TestDocument& document, uint64_t first,
+                       uint64_t count) {
+    const Reply reserved = reserve(ticket, first, count);
+    fill(reserved, document, first, count);
+    (void)commit(*reserved.as<wire::SegmentReserved>().segment()).as<wire::Done>();
   }
   /// Publishes all of a document in segments of at most segment_tokens; returns its digest.
   Digest publish(const TestDocument& document, const std::string& name = "",

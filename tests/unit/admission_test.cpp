@@ -54,72 +54,38 @@ class FakeMachine {
 
 }  // namespace
 
-TEST_CASE("what fits into the budget is admitted without evicting anything") {
-  AdmissionRequest fits = request(10, 100, 90);
-  const EvictionCandidate candidates[] = {{1, 1, 50, false, 1}};
-  fits.candidates = candidates;
-  const auto admission = admit(fits);
-  REQUIRE(admission.is_ok());
-  CHECK(admission->evict.empty());
+TEST_CASE("what fits into the budget needs no room") {
+  CHECK(shortage(request(10, 100, 90)).is_none());
 }
 
 TEST_CASE("a refusal names what is needed, what is free of the budget, and a remedy") {
   AdmissionRequest too_much = request(11, 100, 90);
   too_much.retiring_bytes = 30;
-  const auto admission = admit(too_much);
-  REQUIRE(!admission.is_ok());
-  CHECK(admission.status().code() == POLYKV_ERR_BUDGET);
-  const std::string& message = admission.status().message();
-  CHECK(contains(message, "11 bytes needed, 10 free of the budget of 100 bytes"));
-  CHECK(contains(message, "30 are of removed documents that processes still hold"));
-  CHECK(contains(message, "--budget"));
+  CHECK(shortage(too_much).bytes == 1);
+  const Status refused = refusal(too_much, {});
+  CHECK(refused.code() == POLYKV_ERR_BUDGET);
+  CHECK(contains(refused.message(), "11 bytes needed, 10 free of the budget of 100 bytes"));
+  CHECK(contains(refused.message(), "30 are of removed documents that processes still hold"));
+  CHECK(contains(refused.message(), "--budget"));
 }
 
-TEST_CASE("the least recently used goes first, as many as needed and no more") {
-  const EvictionCandidate candidates[] = {
-      {1, 30, 10, false, 1}, {2, 10, 10, false, 1}, {3, 20, 10, false, 1}, {4, 5, 10, true, 1}};
-  AdmissionRequest short_of_15 = request(15, 100, 100);
-  short_of_15.candidates = candidates;
-  const auto admission = admit(short_of_15);
-  REQUIRE(admission.is_ok());
-  CHECK(admission->evict == std::vector<uint64_t>{2, 3});
+TEST_CASE("a refusal tells what eviction could have freed") {
+  const AdmissionRequest short_of_10 = request(10, 100, 100);
+  CHECK(shortage(short_of_10).bytes == 10);
+  CHECK(
+      contains(refusal(short_of_10, {5, 1}).message(), "and 5 in documents that could be evicted"));
 }
 
-TEST_CASE("a leased document is never evicted, and nothing is when it would not be enough") {
-  const EvictionCandidate candidates[] = {{1, 1, 40, true, 1}, {2, 2, 5, false, 1}};
-  AdmissionRequest short_of_10 = request(10, 100, 100);
-  short_of_10.candidates = candidates;
-  const auto admission = admit(short_of_10);
-  REQUIRE(!admission.is_ok());
-  CHECK(contains(admission.status().message(), "and 5 in documents that could be evicted"));
-  CHECK(choose_evictions(candidates, 10).empty());
-}
-
-TEST_CASE("a document whose memory other processes hold is not worth evicting") {
-  const EvictionCandidate candidates[] = {{1, 1, 0, false, 0}, {2, 2, 10, false, 1}};
-  CHECK(choose_evictions(candidates, 10) == std::vector<uint64_t>{2});
-}
-
-TEST_CASE("the number of segments is a limit too, and eviction acts on it") {
-  const EvictionCandidate candidates[] = {
-      {1, 30, 10, false, 1}, {2, 10, 10, false, 2}, {3, 20, 0, false, 0}, {4, 5, 10, true, 9}};
+TEST_CASE("the number of segments is a limit too") {
   AdmissionRequest one_more = request(10, 1000, 0);
-  one_more.candidates = candidates;
   one_more.segment_count_max = 20;
   one_more.segment_count = 19;
-  REQUIRE(admit(one_more).is_ok());
-  CHECK(admit(one_more)->evict.empty());
+  CHECK(shortage(one_more).is_none());
   one_more.segment_count = 21;
-  REQUIRE(admit(one_more).is_ok());
-  CHECK(admit(one_more)->evict == std::vector<uint64_t>{2});
-  one_more.segment_count = 22;
-  REQUIRE(admit(one_more).is_ok());
-  CHECK(admit(one_more)->evict == std::vector<uint64_t>{2, 1});
-  one_more.segment_count = 23;
-  const auto refused = admit(one_more);
-  REQUIRE(!refused.is_ok());
-  CHECK(refused.status().code() == POLYKV_ERR_LIMIT);
-  CHECK(contains(refused.status().message(), "its maximum of 20 segments"));
+  CHECK(shortage(one_more).segments == 2);
+  const Status refused = refusal(one_more, {1000, 1});
+  CHECK(refused.code() == POLYKV_ERR_LIMIT);
+  CHECK(contains(refused.message(), "its maximum of 20 segments"));
 }
 
 TEST_CASE("memory that is short on the machine is named, whatever the budget allows") {
@@ -127,9 +93,8 @@ TEST_CASE("memory that is short on the machine is named, whatever the budget all
                                       {"control group /a", 50, "raise its limit"}};
   AdmissionRequest needs_60 = request(60, 1000, 0);
   needs_60.headrooms = headrooms;
-  const auto admission = admit(needs_60);
-  REQUIRE(!admission.is_ok());
-  CHECK(contains(admission.status().message(),
+  CHECK(shortage(needs_60).bytes == 10);
+  CHECK(contains(refusal(needs_60, {}).message(),
                  "60 bytes needed, 50 free of control group /a; raise its limit"));
 }
 
@@ -137,23 +102,12 @@ TEST_CASE("what is reserved but not yet allocated, and the reserve, count as use
   const MemoryHeadroom headrooms[] = {{"this machine", 100, ""}};
   AdmissionRequest needs_50 = request(50, 1000, 0);
   needs_50.headrooms = headrooms;
-  CHECK(admit(needs_50).is_ok());
+  CHECK(shortage(needs_50).is_none());
   needs_50.unallocated_bytes = 30;
   needs_50.reserve_bytes = 20;
-  CHECK(admit(needs_50).is_ok());
+  CHECK(shortage(needs_50).is_none());
   needs_50.reserve_bytes = 21;
-  CHECK(!admit(needs_50).is_ok());
-}
-
-TEST_CASE("eviction also makes room on the machine") {
-  const MemoryHeadroom headrooms[] = {{"this machine", 5, ""}};
-  const EvictionCandidate candidates[] = {{1, 1, 20, false, 1}};
-  AdmissionRequest needs_20 = request(20, 1000, 0);
-  needs_20.headrooms = headrooms;
-  needs_20.candidates = candidates;
-  const auto admission = admit(needs_20);
-  REQUIRE(admission.is_ok());
-  CHECK(admission->evict == std::vector<uint64_t>{1});
+  CHECK(shortage(needs_50).bytes == 1);
 }
 
 TEST_CASE("without control groups MemAvailable alone limits") {

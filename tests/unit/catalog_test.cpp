@@ -26,7 +26,7 @@ struct Fixture {
     auto segment = segments.reserve(0, 3, 100);
     segments.fill(*segment, nullptr);
     segments.seal(*segment, UniqueFd());
-    document->segments.push_back(segment);
+    catalog.append(*document, segment, {}, false);
     catalog.add(document);
     return document;
   }
@@ -109,9 +109,22 @@ TEST_CASE("a retired document is listed until its last lease ends") {
   const auto document = f.add(1);
   f.catalog.lease(*document);
   f.catalog.retire(*document);
-  CHECK(f.catalog.listed().size() == 1);
+  CHECK(f.catalog.listed_count() == 1);
   f.catalog.end_lease(*document);
-  CHECK(f.catalog.listed().empty());
+  CHECK(f.catalog.listed_count() == 0);
+}
+
+TEST_CASE("a listing has a user's own documents and the public ones, in order, page by page") {
+  Fixture f;
+  const auto one = f.add(1, 1000);
+  f.add(2, 1001);
+  const auto three = f.add(3, kPublicDomain);
+  const auto four = f.add(4, 1000);
+  CHECK(f.catalog.list(1000, 0, 10) == std::vector{one, three, four});
+  CHECK(f.catalog.list(1000, 0, 2) == std::vector{one, three});
+  CHECK(f.catalog.list(1000, three->serial, 2) == std::vector{four});
+  CHECK(f.catalog.list(1000, four->serial, 2).empty());
+  CHECK(f.catalog.list(1002, 0, 10) == std::vector{three});
 }
 
 TEST_CASE("a retired segment stays charged until every process has let go of it") {
@@ -119,20 +132,20 @@ TEST_CASE("a retired segment stays charged until every process has let go of it"
   const auto document = f.add(1);
   Process first;
   Process second;
-  f.segments.hold(first, document->segments[0]);
-  f.segments.hold(first, document->segments[0]);
-  f.segments.hold(second, document->segments[0]);
+  f.segments.hold(first, document->parts[0].segment);
+  f.segments.hold(first, document->parts[0].segment);
+  f.segments.hold(second, document->parts[0].segment);
   CHECK(f.segments.stored_bytes() == 100);
   f.catalog.retire(*document);
   CHECK(f.segments.stored_bytes() == 0);
   CHECK(f.segments.retiring_bytes() == 100);
-  f.segments.release(first, *document->segments[0]);
+  f.segments.release(first, *document->parts[0].segment);
   f.segments.release_all(second);
   CHECK(f.segments.retiring_bytes() == 100);
-  f.segments.release(first, *document->segments[0]);
+  f.segments.release(first, *document->parts[0].segment);
   CHECK(f.segments.charged_bytes() == 0);
   CHECK(f.segments.segment_count() == 0);
-  CHECK(document->segments[0]->state == SegmentState::gone);
+  CHECK(document->parts[0].segment->state == SegmentState::gone);
 }
 
 TEST_CASE("a reservation given back before its memory came leaves no charge") {
@@ -144,25 +157,82 @@ TEST_CASE("a reservation given back before its memory came leaves no charge") {
   CHECK(segments.charged_bytes() == 0);
 }
 
-TEST_CASE("eviction sees leases, holders and the order of use") {
+TEST_CASE("eviction takes the least recently used, and no more than is needed") {
   Fixture f;
-  const auto oldest = f.add(1);
-  const auto leased = f.add(2);
-  const auto held = f.add(3);
+  const auto first = f.add(1);
+  const auto second = f.add(2);
+  const auto third = f.add(3);
+  f.catalog.lease(*first);
+  f.catalog.end_lease(*first);  // used last
+  const auto one = f.catalog.choose_evictions({50, 0});
+  CHECK(one.documents == std::vector{second});
+  CHECK(one.freed.bytes == 100);
+  const auto two = f.catalog.choose_evictions({101, 0});
+  CHECK(two.documents == std::vector{second, third});
+  CHECK(f.catalog.choose_evictions({0, 2}).documents == std::vector{second, third});
+  const auto all = f.catalog.choose_evictions({301, 0});
+  CHECK(all.freed.bytes == 300);
+  CHECK_FALSE(all.freed.covers({301, 0}));
+}
+
+TEST_CASE("a leased document is never evicted, and one that others hold or use is not worth it") {
+  Fixture f;
+  const auto leased = f.add(1);
+  const auto held = f.add(2);
+  const auto shared = f.add(3);
+  const auto sharing = std::make_shared<Document>();
+  sharing->serial = f.catalog.next_serial();
+  sharing->key = {1000, Digest{4}, Profile::k8v8};
+  sharing->tokens = shared->tokens;
+  Catalog::start_with(*sharing, shared->parts);
+  f.catalog.add(sharing);
+  const auto last = f.add(5);
   f.catalog.lease(*leased);
   Process process;
-  f.segments.hold(process, held->segments[0]);
-  f.catalog.lease(*oldest);
-  f.catalog.end_lease(*oldest);  // used last
-  const auto candidates = f.catalog.eviction_candidates();
-  REQUIRE(candidates.size() == 3);
-  for (const EvictionCandidate& candidate : candidates) {
-    CHECK(candidate.is_leased == (candidate.document == leased->serial));
-    CHECK(candidate.freeable_bytes == (candidate.document == held->serial ? 0U : 100U));
-    CHECK(candidate.freeable_segments == (candidate.document == held->serial ? 0U : 1U));
-    if (candidate.document != oldest->serial) CHECK(candidate.last_use < oldest->last_use);
-  }
+  f.segments.hold(process, held->parts[0].segment);
+  CHECK(f.catalog.choose_evictions({100, 1}).documents == std::vector{shared, sharing});
+  f.catalog.lease(*sharing);
+  CHECK(f.catalog.choose_evictions({100, 1}).documents == std::vector{last});
+  CHECK(f.catalog.choose_evictions({200, 1}).freed.bytes == 100);
+  CHECK(shared->shared_bytes() == 100);
+  f.catalog.retire(*shared);
+  CHECK(f.segments.stored_bytes() == 400);
+  CHECK(sharing->shared_bytes() == 0);
+  f.catalog.end_lease(*sharing);
+  f.catalog.retire(*sharing);
+  CHECK(f.segments.stored_bytes() == 300);
   f.segments.release_all(process);
+}
+
+TEST_CASE("an incomplete document is kept, continued, evicted and removed") {
+  Fixture f;
+  const auto document = std::make_shared<Document>();
+  document->serial = f.catalog.next_serial();
+  document->key = {1000, Digest{1}, Profile::k8v8};
+  document->tokens = std::make_shared<const std::vector<uint32_t>>(6, 1);
+  auto segment = f.segments.reserve(0, 3, 100);
+  f.segments.fill(*segment, nullptr);
+  f.segments.seal(*segment, UniqueFd());
+  f.catalog.append(*document, segment, {}, false);
+  f.catalog.keep_incomplete(document);
+  CHECK(f.catalog.find(1000, digest_of(1)) == nullptr);
+  CHECK(f.catalog.find_incomplete(1000, digest_of(1)) == document);
+  CHECK(f.catalog.find_incomplete(1001, digest_of(1)) == nullptr);
+  CHECK(f.catalog.listed_count() == 1);
+  CHECK(f.catalog.choose_evictions({100, 0}).documents == std::vector{document});
+  SECTION("continued") {
+    CHECK(f.catalog.take_incomplete(document->key) == document);
+    CHECK(f.catalog.take_incomplete(document->key) == nullptr);
+    CHECK(f.catalog.listed_count() == 0);
+    CHECK(f.catalog.choose_evictions({100, 0}).documents.empty());
+    CHECK(document->end_token() == 3);
+    f.catalog.drop(*document);
+  }
+  SECTION("removed") {
+    f.catalog.retire(*document);
+    CHECK(f.catalog.listed_count() == 0);
+  }
+  CHECK(f.segments.charged_bytes() == 0);
 }
 
 TEST_CASE("a handle finds its object and nothing else") {

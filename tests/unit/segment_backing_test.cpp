@@ -65,7 +65,7 @@ TEST_CASE("an honest segment is sealed and comes back read-only") {
   const auto readable = seal_and_verify(reservation.memfd.get(), reservation.promise);
   INFO(readable.status().message());
   REQUIRE(readable.is_ok());
-  const int fd = readable->get();
+  const int fd = readable->readable.get();
   CHECK((fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY);
   struct stat info;
   REQUIRE(fstat(fd, &info) == 0);
@@ -79,7 +79,7 @@ TEST_CASE("a reader can neither write, truncate, map writable nor protect writab
   reservation.write_honestly();
   const auto readable = seal_and_verify(reservation.memfd.get(), reservation.promise);
   REQUIRE(readable.is_ok());
-  const int fd = readable->get();
+  const int fd = readable->readable.get();
   const size_t size = reservation.promise.size_bytes;
   CHECK(write(fd, "x", 1) == -1);
   CHECK(ftruncate(fd, 0) == -1);
@@ -95,7 +95,7 @@ TEST_CASE("reopened read-write through /proc, it opens or not, but cannot be cha
   reservation.write_honestly();
   const auto readable = seal_and_verify(reservation.memfd.get(), reservation.promise);
   REQUIRE(readable.is_ok());
-  const std::string path = "/proc/self/fd/" + std::to_string(readable->get());
+  const std::string path = "/proc/self/fd/" + std::to_string(readable->readable.get());
   const UniqueFd again(open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (again) {
     CHECK(write(again.get(), "x", 1) == -1);

@@ -33,7 +33,9 @@ Job::Job(std::shared_ptr<lib::Session> session, PrefillModel& model, const FreeM
       job_(start.job()),
       profile_(static_cast<Profile>(start.profile())),
       has_text_(start.has_text_fd()),
-      listed_token_count_(start.token_count()) {
+      listed_token_count_(start.token_count()),
+      recompute_prefix_(start.recompute_prefix()) {
+  if (start.extends() != nullptr) extends_ = from_wire(*start.extends());
   how_.chat_head = start.chat_head();
   how_.options.add_bos = start.add_bos();
   how_.options.parse_special = start.parse_special();
@@ -56,6 +58,7 @@ Status Job::run_steps() {
   }
   POLYKV_RETURN_IF_ERROR(keep_alive(POLYKV_INGEST_TOKENIZING, 0));
   POLYKV_ASSIGN_OR_RETURN(ids_, has_text_ ? read_ids() : read_id_list());
+  if (extends_) POLYKV_RETURN_IF_ERROR(read_base());
   POLYKV_RETURN_IF_ERROR(check_ids());
   result_.digest = chain_digests(chain_root(model_.identity()), ids_).back();
 
@@ -104,6 +107,35 @@ Result<std::vector<uint32_t>> Job::read_id_list() {
   return ids;
 }
 
+/// The ids of the document that is extended, in front of the new ones.
+Status Job::read_base() {
+  if (ids_.empty()) {
+    return {POLYKV_ERR_EMPTY_DOCUMENT, "ingest: there are no tokens to extend the document by"};
+  }
+  lib::AcquireRequest request;
+  request.digest = extends_;
+  request.profile = profile_;
+  request.job = job_;
+  const Result<lib::Acquired> acquired = lib::acquire(session_, request);
+  if (acquired.status().code() == POLYKV_ERR_NOT_FOUND) {
+    return {POLYKV_ERR_BUSY,
+            "ingest: the document to extend was extended, removed or evicted meanwhile; extend it "
+            "again"};
+  }
+  if (!acquired.is_ok()) return acquired.status();
+  const lib::Lease& base = *acquired->lease;
+  if (chain_root(base.document().identity) != chain_root(model_.identity())) {
+    return {POLYKV_ERR_INVALID_ARGUMENT,
+            "ingest: the document to extend was computed with another model; give that one"};
+  }
+  base_tokens_ = base.document().token_count;
+  std::vector<uint32_t> ids(base_tokens_);
+  POLYKV_RETURN_IF_ERROR(base.copy_tokens(0, base_tokens_, ids.data()));
+  ids.insert(ids.end(), ids_.begin(), ids_.end());
+  ids_ = std::move(ids);
+  return acquired->lease->release();
+}
+
 Status Job::check_ids() const {
   const ModelConfig& config = model_.config();
   if (ids_.empty()) {
@@ -135,6 +167,7 @@ Result<std::shared_ptr<lib::Publisher>> Job::acquire() {
   request.wait = true;
   request.timeout_ms = heartbeat_ms();
   request.job = job_;
+  request.extends = extends_;
   while (true) {
     Result<lib::Acquired> acquired = lib::acquire(session_, request);
     if (acquired.is_ok()) return std::move(acquired->publisher);
@@ -182,22 +215,51 @@ Status Job::load_weights(lib::Publisher& publisher) {
   return lost.is_ok() ? loaded : lost;
 }
 
+/// What other documents, or a producer before us, sealed of this one: the new tokens attend to what
+/// it decodes to, as every agent does.
+Status Job::take_prefix(lib::Publisher& publisher, KvCache& cache) {
+  POLYKV_ASSIGN_OR_RETURN(const std::unique_ptr<lib::Lease> sealed, publisher.acquire_sealed());
+  const auto head_stride = static_cast<int64_t>(cache.head_stride());
+  const auto token_stride = static_cast<int64_t>(cache.token_stride());
+  lib::DecodeRequest request;
+  request.token_count = publisher.next_token();
+  request.k_strides = request.v_strides = {head_stride, token_stride, 1};
+  for (uint32_t layer = 0; layer < cache.layer_count(); ++layer) {
+    request.k = cache.k(layer);
+    request.v = cache.v(layer);
+    POLYKV_RETURN_IF_ERROR(sealed->decode(layer, request));
+    POLYKV_RETURN_IF_ERROR(keep_alive(POLYKV_INGEST_PREFILLING, 0));
+  }
+  cache.set_token_count(static_cast<uint32_t>(publisher.next_token()));
+  return sealed->release();
+}
+
 Status Job::prefill(lib::Publisher& publisher) {
   const auto token_count = static_cast<uint32_t>(ids_.size());
   POLYKV_ASSIGN_OR_RETURN(KvCache cache, KvCache::create(model_.config(), token_count));
   POLYKV_RETURN_IF_ERROR(keep_alive(POLYKV_INGEST_PREFILLING, 0));
+  if (publisher.next_token() > 0) {
+    if (recompute_prefix_) {
+      publisher.set_prefix_treatment(PrefixTreatment::recomputed);
+    } else {
+      POLYKV_RETURN_IF_ERROR(take_prefix(publisher, cache));
+    }
+  }
+  const uint32_t taken = cache.token_count();
+  uint64_t position = taken;
   Status lost;
   lib::Clock::time_point last_sign = lib::Clock::now();
   const auto show_life = [&] {
     last_sign = lib::Clock::now();
-    lost = keep_alive(POLYKV_INGEST_PREFILLING, result_.prefilled_tokens);
-    if (lost.is_ok()) lost = publisher.progress(result_.prefilled_tokens);
+    lost = keep_alive(POLYKV_INGEST_PREFILLING, position);
+    if (lost.is_ok()) lost = publisher.progress(position);
     return lost.is_ok();
   };
   ForwardOptions options;
   options.chunk_tokens = kChunkOfPrefill;
   options.progress = [&](uint32_t tokens_done, uint32_t) {
-    result_.prefilled_tokens = tokens_done;
+    position = tokens_done;
+    result_.prefilled_tokens = position - taken;
     return show_life();
   };
   // A chunk may take long on a busy machine.
@@ -205,7 +267,6 @@ Status Job::prefill(lib::Publisher& publisher) {
     const auto silent = lib::Clock::now() - last_sign;
     return silent < std::chrono::milliseconds(heartbeat_ms()) || show_life();
   };
-  // A producer before us may have sealed the first segments; their K and V are needed all the same.
   while (cache.token_count() < token_count) {
     const uint64_t end = segment_end(publisher);
     const std::span<const uint32_t> ids(ids_);
@@ -229,8 +290,9 @@ uint64_t Job::segment_end(const lib::Publisher& publisher) const {
 
 Status Job::report(polykv_ingest_phase phase, uint64_t tokens_done) {
   flatbuffers::FlatBufferBuilder builder;
-  const auto body = wire::CreateJobProgress(builder, job_, static_cast<uint32_t>(phase),
-                                            tokens_done, ids_.size(), memory_bytes_);
+  const auto body =
+      wire::CreateJobProgress(builder, job_, static_cast<uint32_t>(phase), tokens_done, ids_.size(),
+                              memory_bytes_, result_.prefilled_tokens);
   Status sent = session_->send(builder, body);
   if (!sent.is_ok()) session_status_ = sent;
   return sent;

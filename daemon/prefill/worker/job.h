@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "common/fd.h"
@@ -47,6 +48,8 @@ class Job {
   Result<std::shared_ptr<lib::Publisher>> acquire();
   Status check_memory(const MemoryEstimate& estimate) const;
   Status load_weights(lib::Publisher& publisher);
+  Status read_base();
+  Status take_prefix(lib::Publisher& publisher, KvCache& cache);
   Status prefill(lib::Publisher& publisher);
   uint64_t segment_end(const lib::Publisher& publisher) const;
 
@@ -65,12 +68,15 @@ class Job {
   Profile profile_;
   bool has_text_;
   uint64_t listed_token_count_;
+  std::optional<Digest> extends_;
+  bool recompute_prefix_;
   DocumentText how_;  // without its texts
   UniqueFd input_;    // text or token list
   UniqueFd before_;
 
   const Codec* codec_ = nullptr;
   std::vector<uint32_t> ids_;
+  uint64_t base_tokens_ = 0;  // of these, of the document that is extended
   uint64_t memory_bytes_ = 0;
   Status session_status_;  // why the connection is no use any more
   bool cancelled_ = false;

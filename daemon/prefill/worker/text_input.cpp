@@ -42,10 +42,9 @@ class TextReader {
       POLYKV_ASSIGN_OR_RETURN(const size_t got, read_some());
       if (got == 0) return std::move(text_);
       if (text_.size() > limits_.max_bytes) {
-        return {
-            POLYKV_ERR_LIMIT,
-            format("read %s: it has more than %llu bytes; raise the daemon's text limit or cut it",
-                   what_.c_str(), static_cast<unsigned long long>(limits_.max_bytes))};
+        return {POLYKV_ERR_LIMIT,
+                format("read %s: it has more than %llu bytes; cut it", what_.c_str(),
+                       static_cast<unsigned long long>(limits_.max_bytes))};
       }
     }
   }

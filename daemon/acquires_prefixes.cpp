@@ -129,9 +129,8 @@ void Acquires::grant_covered(const PendingPtr& pending, std::vector<SegmentPart>
   }
   const std::string& name = pending->publish_name;
   if (!name.empty()) {
-    const Status free = core_.catalog.check_name_free(document->key.domain, name,
-                                                      pending->replace_name, document->key);
-    if (!free.is_ok()) return fail(pending, free.with_context("acquire"));
+    const Status free = publishing_.check_name_free(document->key, name, pending->replace_name);
+    if (!free.is_ok()) return fail(pending, free);
   }
   forget(*pending);
   if (const auto unfinished = core_.catalog.take_incomplete(document->key)) {

@@ -19,29 +19,30 @@ Status Publishing::check_document(const Document& document, bool replace_name,
   POLYKV_ASSIGN_OR_RETURN(const Codec* codec, require_codec(document.key.profile));
   for (const LayerGeometry& layer : document.identity.layers)
     POLYKV_RETURN_IF_ERROR(codec->check_geometry(layer));
-  size_t ticket_count = 0;
-  for (const auto& [key, flight] : flights_) {
-    ticket_count += flight->session == session ? 1 : 0;
-    for (const std::string& name : document.names) {
-      if (key.domain == document.key.domain && !replace_name &&
-          flight->document->names.contains(name)) {
-        return {POLYKV_ERR_ALREADY_EXISTS,
-                "acquire: name '" + name +
-                    "' is promised to a document that is being produced; choose another name"};
-      }
-    }
-  }
+  const auto ticket_count =
+      static_cast<size_t>(std::count_if(flights_.begin(), flights_.end(), [&](const auto& entry) {
+        return entry.second->session == session;
+      }));
   if (ticket_count >= core_.limits.tickets_per_session) {
     return {POLYKV_ERR_LIMIT, format("acquire: this connection produces its maximum of %zu "
                                      "documents; finish some",
                                      core_.limits.tickets_per_session)};
   }
-  for (const std::string& name : document.names) {
-    POLYKV_RETURN_IF_ERROR(
-        core_.catalog.check_name_free(document.key.domain, name, replace_name, document.key)
-            .with_context("acquire"));
-  }
+  for (const std::string& name : document.names)
+    POLYKV_RETURN_IF_ERROR(check_name_free(document.key, name, replace_name));
   return Status::ok();
+}
+
+Status Publishing::check_name_free(const DocumentKey& key, const std::string& name,
+                                   bool replace) const {
+  for (const auto& [other, flight] : flights_) {
+    if (other.domain == key.domain && !replace && flight->document->names.contains(name)) {
+      return {POLYKV_ERR_ALREADY_EXISTS,
+              "acquire: name '" + name +
+                  "' is promised to a document that is being produced; choose another name"};
+    }
+  }
+  return core_.catalog.check_name_free(key.domain, name, replace, key).with_context("acquire");
 }
 
 void Publishing::grant(SessionId session, uint64_t request_id, std::shared_ptr<Document> document,

@@ -62,6 +62,9 @@ class Publishing {
     uint64_t token_count = 0;
   };
   SharedFlight find_shared(Domain domain, Profile profile, const std::vector<Digest>& chain) const;
+  /// POLYKV_ERR_ALREADY_EXISTS when another document than `key` has the name or is promised it, and
+  /// may not lose it.
+  Status check_name_free(const DocumentKey& key, const std::string& name, bool replace) const;
   /// Whether the session produces anything.
   bool produces(SessionId session) const;
   /// Of a ticket of this session; null: it is stale.

@@ -27,6 +27,10 @@ int report(const Status& status, bool json) {
   return static_cast<int>(status.code());
 }
 
+std::string not_empty(const std::string& name) {
+  return name.empty() ? "a name has 1 to 255 bytes" : "";
+}
+
 /// All of the command line; `run` is set to the chosen command.
 struct CommandLine {
   CLI::App app{"Puts documents into polykvd and looks after them.", "polykvctl"};
@@ -90,7 +94,8 @@ void CommandLine::add_put() {
   put_command->add_option("file", o.file, "UTF-8 text; - is standard input")->required();
   put_command->add_option("--model", o.model, "a GGUF file, or a name of polykvd's [models]")
       ->required();
-  put_command->add_option("--name", o.name, "the document's name (otherwise the file's)");
+  put_command->add_option("--name", o.name, "the document's name (otherwise the file's)")
+      ->check(not_empty);
   put_command->add_option("--codec", o.codec, "codec profile")->capture_default_str();
   put_command->add_option("--before", o.before, "a file whose text is put in front");
   put_command->add_option("--share", o.share, "public: every user may read it")
@@ -113,8 +118,10 @@ void CommandLine::add_extend() {
   extend_command
       ->add_option("--model", o.model, "the document's own: a GGUF file, or a name of [models]")
       ->required();
-  extend_command->add_option("--name", o.name,
-                             "the longer document's name (otherwise the document's moves to it)");
+  extend_command
+      ->add_option("--name", o.name,
+                   "the longer document's name (otherwise the document's moves to it)")
+      ->check(not_empty);
   extend_command->add_option("--codec", o.codec, "which of the document's, if there are several");
   extend_command->add_flag("--parse-special", o.parse_special,
                            "special tokens written in the text become tokens (trusted text only)");

@@ -106,6 +106,9 @@ TEST_CASE("a wrong command line exits with 2 and says how to get help") {
            {"put"},
            {"put", "file"},
            {"put", "file", "--model", "m", "--share", "everybody"},
+           {"put", "file", "--model", "m", "--name", ""},
+           {"extend", "document"},
+           {"extend", "document", "file"},
            {"tokenize"},
            {"tokenize", "--model", "m", "--text", "a", "file"}}) {
     CHECK(contains(tool.failure(POLYKV_ERR_INVALID_ARGUMENT, arguments), "polykvctl --help"));

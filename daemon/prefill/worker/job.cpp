@@ -228,7 +228,7 @@ Status Job::take_prefix(lib::Publisher& publisher, KvCache& cache) {
     request.k = cache.k(layer);
     request.v = cache.v(layer);
     POLYKV_RETURN_IF_ERROR(sealed->decode(layer, request));
-    POLYKV_RETURN_IF_ERROR(keep_alive(POLYKV_INGEST_PREFILLING, 0));
+    POLYKV_RETURN_IF_ERROR(keep_alive(POLYKV_INGEST_PREFILLING, publisher.next_token()));
   }
   cache.set_token_count(static_cast<uint32_t>(publisher.next_token()));
   return sealed->release();
@@ -237,7 +237,8 @@ Status Job::take_prefix(lib::Publisher& publisher, KvCache& cache) {
 Status Job::prefill(lib::Publisher& publisher) {
   const auto token_count = static_cast<uint32_t>(ids_.size());
   POLYKV_ASSIGN_OR_RETURN(KvCache cache, KvCache::create(model_.config(), token_count));
-  POLYKV_RETURN_IF_ERROR(keep_alive(POLYKV_INGEST_PREFILLING, 0));
+  POLYKV_RETURN_IF_ERROR(
+      keep_alive(POLYKV_INGEST_PREFILLING, recompute_prefix_ ? 0 : publisher.next_token()));
   if (publisher.next_token() > 0) {
     if (recompute_prefix_) {
       publisher.set_prefix_treatment(PrefixTreatment::recomputed);

@@ -10,10 +10,6 @@ namespace polykv::daemon {
 
 namespace {
 
-uint64_t end_of(const std::vector<SegmentPart>& parts) {
-  return parts.empty() ? 0 : parts.back().segment->first_token + parts.back().token_count;
-}
-
 int64_t unix_now_ms() {
   using namespace std::chrono;
   return duration_cast<milliseconds>(system_clock::now().time_since_epoch()).count();

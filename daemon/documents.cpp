@@ -20,10 +20,6 @@ const char* document_state_name(DocumentState state) {
   return "unknown";
 }
 
-uint64_t Document::end_token() const {
-  return parts.empty() ? 0 : parts.back().segment->first_token + parts.back().token_count;
-}
-
 uint64_t Document::stored_bytes() const {
   uint64_t bytes = 0;
   for (const SegmentPart& part : parts) bytes += part.segment->size_bytes;

@@ -50,7 +50,7 @@ struct Document {
   int64_t created_unix_ms = 0;
 
   /// The first token that has no sealed segment.
-  uint64_t end_token() const;
+  uint64_t end_token() const { return end_of(parts); }
   /// Of all its segments, those included that it shares.
   uint64_t stored_bytes() const;
   uint64_t shared_bytes() const;

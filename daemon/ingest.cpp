@@ -8,7 +8,6 @@
 #include <thread>
 
 #include "kernels/codec.h"
-
 #include "polykv/polykv.h"
 
 namespace polykv::daemon {

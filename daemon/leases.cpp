@@ -116,11 +116,12 @@ void Leases::on_ack(Session& session, const wire::SegmentAck& ack) {
   const std::shared_ptr<Lease> lease = find(session, handle);
   if (lease == nullptr) return;  // released meanwhile
   auto& unacknowledged = lease->unacknowledged;
-  if (ack.received_count() > lease->sent_count) {
+  if (ack.received_count() > lease->sent_count || ack.received_count() < lease->received_count) {
     return core_.server.drop(
         session.id, {POLYKV_ERR_PROTOCOL, format("acknowledge segments: %u received, %zu were sent",
                                                  ack.received_count(), lease->sent_count)});
   }
+  lease->received_count = ack.received_count();
   while (!unacknowledged.empty() && unacknowledged.front() <= ack.received_count())
     unacknowledged.pop_front();
   send_segments(handle, *lease);

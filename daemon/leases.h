@@ -17,6 +17,7 @@ struct Lease {
   std::shared_ptr<Document> document;
   size_t held_count = 0;  // segments that are charged to the process
   size_t sent_count = 0;
+  size_t received_count = 0;          // acknowledged
   std::deque<size_t> unacknowledged;  // sent_count after each packet that is not acknowledged
   bool is_told_stalled = false;       // since the last segment
 };

@@ -55,6 +55,10 @@ struct SegmentPart {
   std::shared_ptr<Segment> segment;
   uint64_t token_count = 0;
 };
+/// The first token behind parts that follow each other from token 0 on.
+inline uint64_t end_of(const std::vector<SegmentPart>& parts) {
+  return parts.empty() ? 0 : parts.back().segment->first_token + parts.back().token_count;
+}
 
 /// A client process, however many connections it has. It outlives its connections while it holds
 /// segments.

@@ -35,12 +35,9 @@ uint64_t Document::shared_bytes() const {
 }
 
 PrefixTreatment Document::prefix_treatment() const {
-  PrefixTreatment result = PrefixTreatment::none;
-  for (const SegmentPart& part : parts) {
-    if (part.segment->prefix == PrefixTreatment::decoded) return PrefixTreatment::decoded;
-    if (part.segment->prefix != PrefixTreatment::none) result = part.segment->prefix;
-  }
-  return result;
+  PrefixTreatment strongest = PrefixTreatment::none;
+  for (const SegmentPart& part : parts) strongest = stronger(strongest, part.segment->prefix);
+  return strongest;
 }
 
 uint64_t Document::bf16_bytes() const {
@@ -111,6 +108,10 @@ void Catalog::end_lingering(Document& document) {
 
 void Catalog::drop(Document& document) {
   assert(document.state == DocumentState::filling);
+  let_go_of_parts(document);
+}
+
+void Catalog::let_go_of_parts(Document& document) {
   document.state = DocumentState::retiring;
   if (document.lease_count > 0) linger(document);
   for (const SegmentPart& part : document.parts) drop_part(*part.segment);
@@ -259,9 +260,7 @@ void Catalog::retire(Document& document) {
   }
   document.names.clear();
   end_idle(document);
-  document.state = DocumentState::retiring;
-  if (document.lease_count > 0) linger(document);
-  for (const SegmentPart& part : document.parts) drop_part(*part.segment);
+  let_go_of_parts(document);
   if (document.lease_count == 0) listed_.erase({document.key.domain, document.serial});
 }
 

@@ -142,6 +142,7 @@ class Catalog {
   void set_idle(const std::shared_ptr<Document>& document);
   void end_idle(Document& document);
   void enlist(const std::shared_ptr<Document>& document);
+  void let_go_of_parts(Document& document);
   void drop_part(Segment& segment);
   static void linger(Document& document);
   void end_lingering(Document& document);

@@ -9,16 +9,15 @@ namespace polykv::daemon {
 
 void Leases::grant(SessionId session_id, uint64_t request_id,
                    const std::shared_ptr<Document>& document) {
-  Session* session = core_.server.find(session_id);
-  if (session == nullptr || session->process->is_gone) {
-    core_.catalog.lease(*document);  // which ends a view
+  const auto end_view = [&] {
+    core_.catalog.lease(*document);
     core_.catalog.end_lease(*document);
-    return;
-  }
+  };
+  Session* session = core_.server.find(session_id);
+  if (session == nullptr || session->process->is_gone) return end_view();
   std::vector<Handle>& own = of_session_[session_id];
   if (own.size() >= core_.limits.leases_per_session) {
-    core_.catalog.lease(*document);  // which ends a view
-    core_.catalog.end_lease(*document);
+    end_view();
     return core_.server.reply_error(
         session_id, request_id,
         {POLYKV_ERR_LIMIT, format("acquire: this connection has its maximum of %zu leases; release "

@@ -163,14 +163,6 @@ void Workers::send_settings(Worker& worker) {
   send_packet(server_, worker.session, builder, 0, body, {worker.model.file});
 }
 
-/// The smaller of what is configured and of what the control groups have left; 0: neither limits.
-uint64_t Workers::memory_limit_bytes() const {
-  const std::optional<uint64_t> free = config_.control_group_free_bytes();
-  if (!free) return config_.memory_limit_bytes;
-  const uint64_t limit = std::max<uint64_t>(*free, 1);
-  return config_.memory_limit_bytes == 0 ? limit : std::min(limit, config_.memory_limit_bytes);
-}
-
 // ---- jobs --------------------------------------------------------------------------------------
 
 void Workers::start_next_job(Worker& worker) {
@@ -187,10 +179,13 @@ void Workers::send_job(const Worker& worker) {
   const Job& job = *worker.running;
   flatbuffers::FlatBufferBuilder builder;
   const wire::Digest extends = to_wire(job.spec.extends.value_or(Digest{}));
+  // With each job: a worker cannot read its control groups, and what they have left changes.
+  const std::optional<uint64_t> free = config_.control_group_free_bytes();
+  const uint64_t free_bytes = free ? std::max<uint64_t>(*free, 1) : 0;
   const auto body = wire::CreateJobStart(
       builder, job.id, job.spec.has_text_fd, job.spec.token_count, job.spec.has_before_fd,
       job.spec.profile, job.spec.add_bos, job.spec.parse_special, job.spec.chat_head,
-      job.spec.extends ? &extends : nullptr, job.spec.recompute_prefix);
+      job.spec.extends ? &extends : nullptr, job.spec.recompute_prefix, free_bytes);
   send_packet(server_, worker.session, builder, 0, body, job.spec.fds);
 }
 

@@ -69,7 +69,7 @@ struct WorkersConfig {
   uint32_t thread_count = 1;
   uint64_t memory_limit_bytes = 0;  // of each worker; 0: none
   /// What the daemon's control groups, which are the workers' as well, have left; asked for each
-  /// new worker. Their limit kills, so it must not be reached. Empty: there is no limit.
+  /// job. Their limit kills, so it must not be reached. Empty: there is no limit.
   std::function<std::optional<uint64_t>()> control_group_free_bytes;
   uint64_t text_limit_bytes = uint64_t{64} << 20;
   int64_t idle_ms = 60'000;
@@ -135,7 +135,6 @@ class Workers {
 
   Worker* find_session(SessionId session);
   const ModelIdentity* known_model(const ModelKey& key);
-  uint64_t memory_limit_bytes() const;
   Result<Worker*> worker_for(const ModelFile& model);
   Status make_room();
   Result<Worker*> start_worker(const ModelFile& model);

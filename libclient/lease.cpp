@@ -8,6 +8,7 @@
 #include <cinttypes>
 
 #include "common/digest.h"
+#include "libclient/quietly.h"
 
 namespace polykv::lib {
 
@@ -86,13 +87,10 @@ uint64_t Lease::available_tokens() const {
 }
 
 PrefixTreatment Lease::prefix_treatment() const {
-  PrefixTreatment result = PrefixTreatment::none;
+  PrefixTreatment strongest = PrefixTreatment::none;
   const auto all = segments();
-  for (const auto& segment : *all) {
-    if (segment->view.prefix() == PrefixTreatment::decoded) return PrefixTreatment::decoded;
-    if (segment->view.prefix() != PrefixTreatment::none) result = segment->view.prefix();
-  }
-  return result;
+  for (const auto& segment : *all) strongest = stronger(strongest, segment->view.prefix());
+  return strongest;
 }
 
 /// The next event of a lease that is not complete.
@@ -301,11 +299,7 @@ Result<const LeasedSegment*> Lease::find_segment(uint32_t segment, uint32_t laye
 }
 
 Lease::~Lease() {
-  try {
-    static_cast<void>(release().is_ok());
-  } catch (const std::bad_alloc&) {
-    // The connection's end tells the daemon as well.
-  }
+  quietly([this] { static_cast<void>(release().is_ok()); });
 }
 
 Status Lease::release() {

@@ -5,6 +5,7 @@
 
 #include "common/digest.h"
 #include "libclient/acquire.h"
+#include "libclient/quietly.h"
 
 namespace polykv::lib {
 
@@ -17,15 +18,6 @@ constexpr uint64_t kBytesPerSecond = 50'000'000;
 Deadline deadline_for_bytes(uint64_t size_bytes) {
   return deadline_after_ms(kReplyTimeoutMs +
                            static_cast<int64_t>(size_bytes / kBytesPerSecond) * 1000);
-}
-
-/// For destructors: to tell the daemon needs memory, and the connection's end tells it as well.
-template <typename Body>
-void quietly(Body body) noexcept {
-  try {
-    body();
-  } catch (const std::bad_alloc&) {
-  }
 }
 
 }  // namespace

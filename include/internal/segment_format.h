@@ -49,6 +49,12 @@ enum class PrefixTreatment : uint32_t {
 };
 inline constexpr uint32_t kSegmentPrefixMask = 3;
 
+/// That of several segments as a whole: decoded, else recomputed, else none.
+constexpr PrefixTreatment stronger(PrefixTreatment a, PrefixTreatment b) {
+  if (a == PrefixTreatment::decoded || b == PrefixTreatment::none) return a;
+  return b;
+}
+
 struct SegmentHeader {
   uint8_t magic[8];
   uint32_t format_version;

@@ -11,10 +11,10 @@
 #include <thread>
 #include <vector>
 
-#include "common/memfd.h"
 #include "libclient/acquire.h"
 #include "libclient/document.h"
 #include "tests/support/daemon_process.h"
+#include "tests/support/text_file.h"
 
 namespace polykv::test {
 
@@ -22,17 +22,6 @@ template <typename T>
 T must(Result<T> result) {
   if (!result.is_ok()) throw std::runtime_error(result.status().message());
   return std::move(result).value();
-}
-
-/// A file without a name that holds the text.
-inline UniqueFd text_file(const std::string& text) {
-  UniqueFd file = must(memfd_create_sealable("polykv-test"));
-  for (size_t done = 0; done < text.size();) {
-    const ssize_t written = ::write(file.get(), text.data() + done, text.size() - done);
-    if (written <= 0) throw std::runtime_error("cannot write a text");
-    done += static_cast<size_t>(written);
-  }
-  return file;
 }
 
 inline bool contains(const std::string& text, const std::string& part) {

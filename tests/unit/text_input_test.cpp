@@ -6,24 +6,14 @@
 #include <catch2/catch.hpp>
 
 #include "common/fd.h"
-#include "common/memfd.h"
+#include "tests/support/text_file.h"
 
 using namespace polykv;
-
-namespace {
-
-UniqueFd file_with(const std::string& text) {
-  auto file = memfd_create_sealable("polykv-test");
-  REQUIRE(file.is_ok());
-  REQUIRE(::write(file->get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()));
-  return std::move(*file);
-}
-
-}  // namespace
+using namespace polykv::test;
 
 TEST_CASE("a file is read from its start wherever its position is, and the position stays") {
   const std::string text(1'000'000, 'x');
-  const UniqueFd file = file_with(text);
+  const UniqueFd file = text_file(text);
   REQUIRE(::lseek(file.get(), 17, SEEK_SET) == 17);
   auto read = read_text(file.get(), "the text", {});
   REQUIRE(read.is_ok());
@@ -32,19 +22,14 @@ TEST_CASE("a file is read from its start wherever its position is, and the posit
 }
 
 TEST_CASE("a pipe is read to its end") {
-  int ends[2];
-  REQUIRE(::pipe(ends) == 0);
-  const UniqueFd reader(ends[0]);
-  UniqueFd writer(ends[1]);
-  REQUIRE(::write(writer.get(), "hello", 5) == 5);
-  writer.reset();
+  const UniqueFd reader = text_pipe("hello");
   auto read = read_text(reader.get(), "the text", {});
   REQUIRE(read.is_ok());
   CHECK(*read == "hello");
 }
 
 TEST_CASE("a text longer than the limit is refused, one of exactly the limit is read") {
-  const UniqueFd file = file_with(std::string(1000, 'x'));
+  const UniqueFd file = text_file(std::string(1000, 'x'));
   TextLimits limits;
   limits.max_bytes = 999;
   CHECK(read_text(file.get(), "the text", limits).status().code() == POLYKV_ERR_LIMIT);

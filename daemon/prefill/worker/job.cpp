@@ -34,7 +34,8 @@ Job::Job(std::shared_ptr<lib::Session> session, PrefillModel& model, const FreeM
       profile_(static_cast<Profile>(start.profile())),
       has_text_(start.has_text_fd()),
       listed_token_count_(start.token_count()),
-      recompute_prefix_(start.recompute_prefix()) {
+      recompute_prefix_(start.recompute_prefix()),
+      control_group_free_bytes_(start.control_group_free_bytes()) {
   if (start.extends() != nullptr) extends_ = from_wire(*start.extends());
   how_.chat_head = start.chat_head();
   how_.options.add_bos = start.add_bos();
@@ -182,6 +183,10 @@ Status Job::check_memory(const MemoryEstimate& estimate) const {
   const uint64_t needed = estimate.total_bytes() - there;
   POLYKV_ASSIGN_OR_RETURN(uint64_t free, free_memory_.available_bytes());
   const char* whose = "this machine has";
+  if (control_group_free_bytes_ != 0 && control_group_free_bytes_ < free) {
+    free = control_group_free_bytes_;
+    whose = "polykvd's control group has";
+  }
   if (limits_.memory_bytes != 0) {
     const uint64_t allowed = limits_.memory_bytes > there ? limits_.memory_bytes - there : 0;
     if (allowed < free) {

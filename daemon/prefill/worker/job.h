@@ -70,8 +70,9 @@ class Job {
   uint64_t listed_token_count_;
   std::optional<Digest> extends_;
   bool recompute_prefix_;
-  DocumentText how_;  // without its texts
-  UniqueFd input_;    // text or token list
+  uint64_t control_group_free_bytes_;  // 0: not limited
+  DocumentText how_;                   // without its texts
+  UniqueFd input_;                     // text or token list
   UniqueFd before_;
 
   const Codec* codec_ = nullptr;

@@ -235,8 +235,7 @@ Status Catalog::give_name(Document& document, const std::string& name, bool repl
     take_name(*other, name);
   }
   document.names.insert(name);
-  names_.emplace(std::pair(document.key.domain, name),
-                 listed_.at({document.key.domain, document.serial}));
+  names_.emplace(std::pair(document.key.domain, name), document.shared_from_this());
   return Status::ok();
 }
 
@@ -248,7 +247,7 @@ void Catalog::take_name(Document& document, const std::string& name) {
 
 void Catalog::retire(Document& document) {
   assert(document.state == DocumentState::sealed || document.state == DocumentState::incomplete);
-  const std::shared_ptr<Document> keep = listed_.at({document.key.domain, document.serial});
+  const std::shared_ptr<Document> keep = document.shared_from_this();
   if (document.state == DocumentState::sealed) {
     for (const std::string& name : document.names) names_.erase({document.key.domain, name});
     const auto found = sealed_.find({document.key.domain, document.key.digest});
@@ -273,8 +272,7 @@ void Catalog::end_lease(Document& document) {
   assert(document.lease_count > 0);
   if (--document.lease_count > 0) return;
   if (document.state == DocumentState::retiring) return end_lingering(document);
-  if (document.state != DocumentState::filling)
-    set_idle(listed_.at({document.key.domain, document.serial}));
+  if (document.state != DocumentState::filling) set_idle(document.shared_from_this());
 }
 
 std::vector<std::shared_ptr<Document>> Catalog::list(Domain own, uint64_t cursor,

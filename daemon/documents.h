@@ -32,7 +32,7 @@ struct DocumentKey {
 enum class DocumentState { filling, incomplete, sealed, retiring };
 const char* document_state_name(DocumentState state);
 
-struct Document {
+struct Document : std::enable_shared_from_this<Document> {
   uint64_t serial = 0;  // never used again; the order of listings
   DocumentKey key;
   uid_t owner = 0;  // of a public document: who had it computed

@@ -45,7 +45,8 @@ class Bench {
     (*tokens)[0] = number;
     auto document = std::make_shared<Document>();
     document->serial = catalog_.next_serial();
-    document->root = Digest{1};
+    document->identity = smollm2_;
+    document->root = root_;
     document->chain =
         std::make_shared<const std::vector<Digest>>(chain_digests(document->root, *tokens));
     document->tokens = std::move(tokens);
@@ -72,9 +73,9 @@ class Bench {
   }
   void acquire_by_tokens(size_t i) {
     Selector selector;
-    selector.digest = documents_[i]->key.digest;
-    selector.profile = Profile::k8v8;
     selector.tokens = documents_[i]->tokens;
+    selector.digest = chain_digests(root_, *selector.tokens).back();
+    selector.profile = Profile::k8v8;
     use(catalog_.find(kUser, selector), i);
   }
   void find_prefix(const Document& longer, size_t i) {
@@ -120,6 +121,16 @@ class Bench {
     catalog_.end_lease(*found);
   }
 
+  static ModelIdentity smollm2() {
+    ModelIdentity identity;
+    identity.name = "SmolLM2-135M-Instruct";
+    identity.fingerprint[0] = 1;
+    identity.layers.assign(30, {3, 64, 64, 0});
+    return identity;
+  }
+
+  const ModelIdentity smollm2_ = smollm2();
+  const Digest root_ = chain_root(smollm2_);
   Segments segments_;
   Process process_;
   Catalog catalog_{segments_};

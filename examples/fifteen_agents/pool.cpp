@@ -26,7 +26,7 @@ Result<LeaseHandle> acquire(polykv_session* session, const std::string& name) {
   polykv_acquire_options options;
   polykv_acquire_options_init(&options);
   options.name = name.c_str();
-  options.flags = POLYKV_ACQUIRE_WAIT;
+  options.flags = POLYKV_ACQUIRE_WAIT | POLYKV_ACQUIRE_STREAM;
   polykv_lease* lease = nullptr;
   POLYKV_RETURN_IF_ERROR(check(polykv_document_acquire(session, &options, &lease, nullptr)));
   return LeaseHandle(lease);
@@ -44,15 +44,11 @@ Status require_model(const polykv_lease* lease, const Digest& fingerprint) {
   return Status::ok();
 }
 
-Status decode_into(const polykv_lease* lease, KvCache& cache, uint32_t thread_count) {
-  polykv_document_info info;
-  polykv_document_info_init(&info);
-  POLYKV_RETURN_IF_ERROR(check(polykv_lease_info(lease, &info)));
-  if (info.token_count > cache.capacity_tokens()) {
-    return {POLYKV_ERR_LIMIT,
-            format("decode a document of %llu tokens: the cache has room for %u",
-                   static_cast<unsigned long long>(info.token_count), cache.capacity_tokens())};
-  }
+namespace {
+
+/// Tokens [first, end), which must be sealed.
+Status decode_range(const polykv_lease* lease, uint64_t first, uint64_t end, KvCache& cache,
+                    uint32_t thread_count) {
   std::atomic<uint32_t> next_layer{
       0};  // relaxed: it only hands out numbers; join() orders the rest
   std::mutex mutex;
@@ -62,10 +58,11 @@ Status decode_into(const polykv_lease* lease, KvCache& cache, uint32_t thread_co
          (layer = next_layer.fetch_add(1, std::memory_order_relaxed)) < cache.layer_count();) {
       polykv_decode_options options;
       polykv_decode_options_init(&options);
-      options.token_count = info.token_count;
+      options.first_token = first;
+      options.token_count = end - first;
       options.dtype = POLYKV_F32;
-      options.k = cache.k(layer);
-      options.v = cache.v(layer);
+      options.k = cache.k(layer) + first * cache.token_stride();
+      options.v = cache.v(layer) + first * cache.token_stride();
       options.k_strides = {static_cast<int64_t>(cache.head_stride()),
                            static_cast<int64_t>(cache.token_stride()), 1};
       options.v_strides = options.k_strides;
@@ -81,9 +78,35 @@ Status decode_into(const polykv_lease* lease, KvCache& cache, uint32_t thread_co
   for (uint32_t i = 1; i < std::max(1U, thread_count); ++i) threads.emplace_back(work);
   work();
   for (std::thread& thread : threads) thread.join();
-  POLYKV_RETURN_IF_ERROR(first_error);
+  return first_error;
+}
+
+Result<polykv_document_info> info_of(const polykv_lease* lease) {
+  polykv_document_info info;
+  polykv_document_info_init(&info);
+  POLYKV_RETURN_IF_ERROR(check(polykv_lease_info(lease, &info)));
+  return info;
+}
+
+}  // namespace
+
+Result<std::chrono::steady_clock::time_point> decode_into(polykv_lease* lease, KvCache& cache,
+                                                          uint32_t thread_count) {
+  POLYKV_ASSIGN_OR_RETURN(polykv_document_info info, info_of(lease));
+  if (info.token_count > cache.capacity_tokens()) {
+    return {POLYKV_ERR_LIMIT,
+            format("decode a document of %llu tokens: the cache has room for %u",
+                   static_cast<unsigned long long>(info.token_count), cache.capacity_tokens())};
+  }
+  std::chrono::steady_clock::time_point last_sealed;
+  for (uint64_t done = 0; done < info.token_count; done = info.sealed_token_count) {
+    POLYKV_RETURN_IF_ERROR(check(polykv_lease_wait(lease, done + 1, -1)));
+    last_sealed = std::chrono::steady_clock::now();
+    POLYKV_ASSIGN_OR_RETURN(info, info_of(lease));
+    POLYKV_RETURN_IF_ERROR(decode_range(lease, done, info.sealed_token_count, cache, thread_count));
+  }
   cache.set_token_count(static_cast<uint32_t>(info.token_count));
-  return Status::ok();
+  return last_sealed;
 }
 
 }  // namespace polykv::example

@@ -2,6 +2,7 @@
 // cache. The C ABI, used from C++ with two small owners.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,13 +26,15 @@ using LeaseHandle = std::unique_ptr<polykv_lease, LeaseReleaser>;
 Status check(polykv_status status);
 
 Result<SessionHandle> connect(const std::string& socket_path);
+/// Waits for a document that is being produced, but only for its first segment.
 Result<LeaseHandle> acquire(polykv_session* session, const std::string& name);
 
 /// Refuses a document that another model computed: its KV would be garbage to this one.
 Status require_model(const polykv_lease* lease, const Digest& fingerprint);
 
-/// Decodes the whole document into the cache (fp32, layers spread over `thread_count` threads) and
-/// sets its token count.
-Status decode_into(const polykv_lease* lease, KvCache& cache, uint32_t thread_count);
+/// Decodes the document into the cache (fp32, layers spread over `thread_count` threads), segment by
+/// segment as they are sealed, and sets its token count. Returns when the last of it could be read.
+Result<std::chrono::steady_clock::time_point> decode_into(polykv_lease* lease, KvCache& cache,
+                                                          uint32_t thread_count);
 
 }  // namespace polykv::example

@@ -24,6 +24,7 @@ expect() {
   }
 }
 expect '[0-9]+ tokens: [0-9.]+ s of prefill'
+expect 'first token [0-9.]+ s after the last segment was sealed'
 expect 'with the pool +[0-9.]+ s'
 expect 'without the pool +[0-9.]+ s'
 expect 'first token after: fastest [0-9.]+ s, median [0-9.]+ s, slowest [0-9.]+ s'

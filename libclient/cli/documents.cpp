@@ -159,13 +159,15 @@ Status remove(const Global& global, const std::string& document) {
 Status verify(const Global& global, const std::string& document, const std::string& codec) {
   POLYKV_ASSIGN_OR_RETURN(const DocumentArgument argument, document_argument(document, codec));
   POLYKV_ASSIGN_OR_RETURN(client::Session session, connect(global));
-  POLYKV_ASSIGN_OR_RETURN(const client::Lease lease, acquire(session, argument));
+  const std::string what = "verify '" + one_line(document) + "'";
+  const Result<client::Lease> lease = acquire(session, argument);
+  if (!lease.is_ok()) return lease.status().with_context(what);
   const auto start = std::chrono::steady_clock::now();
-  if (const auto verified = lease.verify(); !verified) {
-    return to_status(verified.error()).with_context("verify '" + document + "'");
+  if (const auto verified = lease->verify(); !verified) {
+    return to_status(verified.error()).with_context(what);
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  const Json json = document_json(lease.info());
+  const Json json = document_json(lease->info());
   if (global.json) {
     print({{"verified", true}, {"seconds", seconds.count()}, {"document", json}});
   } else {

@@ -28,7 +28,7 @@ int report(const Status& status, bool json) {
 }
 
 std::string not_empty(const std::string& name) {
-  return name.empty() ? "a name has 1 to 255 bytes" : "";
+  return name.empty() || name.size() > 255 ? "a name has 1 to 255 bytes" : "";
 }
 
 /// All of the command line; `run` is set to the chosen command.

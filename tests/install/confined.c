@@ -33,7 +33,7 @@ static int permit(scmp_filter_ctx filter, const char* name) {
                             SCMP_A2(SCMP_CMP_MASKED_EQ, PROT_EXEC, 0));
   }
   if (number == SCMP_SYS(socket)) {
-    return seccomp_rule_add(filter, SCMP_ACT_ALLOW, number, 1, SCMP_A0(SCMP_CMP_EQ, AF_UNIX));
+    return seccomp_rule_add(filter, SCMP_ACT_ALLOW, number, 1, SCMP_A0(SCMP_CMP_EQ, AF_UNIX, 0));
   }
   return seccomp_rule_add(filter, SCMP_ACT_ALLOW, number, 0);
 }

@@ -4,9 +4,14 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/addmv.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/mv.h>
+#include <ATen/ops/softmax.h>
 #include <c10/core/InferenceMode.h>
+
+#include <exception>
 
 namespace polykv {
 
@@ -52,6 +57,19 @@ BlasScope::~BlasScope() {
 
 void set_blas_threads(uint32_t thread_count) {
   at::set_num_threads(static_cast<int>(thread_count));
+}
+
+void warm_up_blas() {
+  const BlasScope scope;
+  // Large enough that every thread gets work.
+  const at::Tensor matrix = at::full({512, 512}, 0.5F);
+  const at::Tensor product = at::softmax(at::matmul(matrix, matrix), -1);
+  at::parallel_for(0, 1 << 20, 1, [](int64_t, int64_t) {});
+  // The unwinder finds its tables with the first exception.
+  try {
+    static_cast<void>(product.view({3, 5}));
+  } catch (const std::exception&) {
+  }
 }
 
 }  // namespace polykv

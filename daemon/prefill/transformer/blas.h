@@ -33,4 +33,8 @@ class BlasScope {
 /// Threads that ATen and its BLAS use when the calling thread multiplies outside a team.
 void set_blas_threads(uint32_t thread_count);
 
+/// Does once what libtorch, its BLAS and OpenMP do lazily: they read /proc and /sys at their first
+/// use.
+void warm_up_blas();
+
 }  // namespace polykv

@@ -51,20 +51,22 @@ int add_conditional_rules(void* filter) {
       error = seccomp_rule_add(filter, action, call, sizeof...(conditions), conditions...);
     }
   };
+  // A second operand where none is meant: clang wants the whole structure initialised.
   // Threads, not processes. clone3 hides its flags from the filter: ENOSYS makes libc use clone.
   add(SCMP_ACT_ALLOW, SCMP_SYS(clone), SCMP_A0(SCMP_CMP_MASKED_EQ, CLONE_THREAD, CLONE_THREAD));
   add(SCMP_ACT_ERRNO(ENOSYS), SCMP_SYS(clone3));
   // abort() and raise() signal ourselves.
   add(SCMP_ACT_ALLOW, SCMP_SYS(tgkill),
-      SCMP_A0(SCMP_CMP_EQ, static_cast<scmp_datum_t>(::getpid())));
+      SCMP_A0(SCMP_CMP_EQ, static_cast<scmp_datum_t>(::getpid()), 0));
   // fstat() of newer C libraries.
   add(SCMP_ACT_ALLOW, SCMP_SYS(newfstatat),
       SCMP_A3(SCMP_CMP_MASKED_EQ, AT_EMPTY_PATH, AT_EMPTY_PATH));
-  add(SCMP_ACT_ALLOW, SCMP_SYS(prctl), SCMP_A0(SCMP_CMP_EQ, PR_SET_NAME));
+  add(SCMP_ACT_ALLOW, SCMP_SYS(prctl), SCMP_A0(SCMP_CMP_EQ, PR_SET_NAME, 0));
   // Reading limits is harmless, setting them is not needed.
-  add(SCMP_ACT_ALLOW, SCMP_SYS(prlimit64), SCMP_A2(SCMP_CMP_EQ, 0));
+  add(SCMP_ACT_ALLOW, SCMP_SYS(prlimit64), SCMP_A2(SCMP_CMP_EQ, 0, 0));
   for (const int command : {F_GETFD, F_GETFL, F_GET_SEALS, F_ADD_SEALS}) {
-    add(SCMP_ACT_ALLOW, SCMP_SYS(fcntl), SCMP_A1(SCMP_CMP_EQ, static_cast<scmp_datum_t>(command)));
+    add(SCMP_ACT_ALLOW, SCMP_SYS(fcntl),
+        SCMP_A1(SCMP_CMP_EQ, static_cast<scmp_datum_t>(command), 0));
   }
   return error;
 }

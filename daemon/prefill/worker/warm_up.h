@@ -1,5 +1,4 @@
-// Runs once what libtorch, its BLAS and OpenMP do lazily: they read /proc and /sys at their first
-// use, which the sandbox refuses afterwards.
+// Runs once what libraries do lazily and the sandbox refuses afterwards.
 #pragma once
 
 #include <cstdint>

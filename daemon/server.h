@@ -126,6 +126,7 @@ class Server {
 template <typename Table>
 void send_packet(Server& server, SessionId id, flatbuffers::FlatBufferBuilder& builder,
                  uint64_t request_id, flatbuffers::Offset<Table> body,
+                 // NOLINTNEXTLINE(performance-unnecessary-value-param): it is moved
                  std::vector<SharedFd> fds = {}) {
   server.send(id, make_packet(builder, request_id, body), std::move(fds));
 }

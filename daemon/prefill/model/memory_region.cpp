@@ -24,10 +24,10 @@ Result<std::shared_ptr<void>> allocate_region(uint64_t size_bytes, const char* w
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) return no_memory(errno == ENOMEM ? "out of memory" : "mmap failed");
   const auto address = reinterpret_cast<uintptr_t>(base);
-  const uintptr_t aligned = (address + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
-  madvise(reinterpret_cast<void*>(aligned), rounded, MADV_HUGEPAGE);  // advice: failing is harmless
-  return std::shared_ptr<void>(reinterpret_cast<void*>(aligned),
-                               [base, mapped](void*) { munmap(base, mapped); });
+  void* aligned =
+      static_cast<char*>(base) + (kHugePageBytes - address % kHugePageBytes) % kHugePageBytes;
+  madvise(aligned, rounded, MADV_HUGEPAGE);  // advice: failing is harmless
+  return std::shared_ptr<void>(aligned, [base, mapped](void*) { munmap(base, mapped); });
 }
 
 }  // namespace polykv

@@ -9,6 +9,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <exception>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -87,7 +88,10 @@ int prefill_main(int argument_count, char** arguments) {
 
 }  // namespace polykv
 
-int main(int argument_count, char** arguments) {
+int main(int argument_count, char** arguments) try {
   polykv::wait_passively(arguments);
   return polykv::prefill_main(argument_count, arguments);
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "polykv-prefill: %s\n", error.what());
+  return POLYKV_ERR_INTERNAL;
 }

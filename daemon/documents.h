@@ -24,6 +24,7 @@ struct DocumentKey {
   Domain domain = 0;
   Digest digest{};  // the last of the chain: model and tokens
   Profile profile = Profile::any;
+  // NOLINTNEXTLINE(modernize-use-nullptr): it takes the generated comparison with 0 for one
   auto operator<=>(const DocumentKey&) const = default;
 };
 

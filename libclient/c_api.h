@@ -71,6 +71,15 @@ Status write_struct(const T& value, size_t smallest, const char* name, T* out) {
   return Status::ok();
 }
 
+/// What an _init function begins with: everything 0 but the size field; NULL is ignored.
+template <typename T>
+T* init(T* value) {
+  if (value == nullptr) return nullptr;
+  std::memset(value, 0, sizeof *value);
+  value->struct_size = sizeof *value;
+  return value;
+}
+
 /// The number in an enum of the ABI. A caller may have put any there, and to load one that is no
 /// enumerator is undefined in C++, so it is copied as bytes.
 template <typename Enum>
@@ -132,3 +141,13 @@ struct polykv_publisher {
 struct polykv_segment {
   std::unique_ptr<polykv::lib::OpenSegment> segment;
 };
+
+namespace polykv::lib {
+
+/// A lease that is there, in the process that acquired it.
+inline Status check_lease(const polykv_lease* lease, const char* operation) {
+  POLYKV_RETURN_IF_ERROR(require(lease, operation, "lease"));
+  return lease->lease->session().check_process(operation);
+}
+
+}  // namespace polykv::lib

@@ -37,7 +37,7 @@ Result<Dtype> dtype_from_c(const polykv_dtype& dtype) {
 }
 
 Result<ModelIdentity> from_c(const polykv_model& given) {
-  polykv_model model;
+  polykv_model model{};
   POLYKV_RETURN_IF_ERROR(read_struct(&given, sizeof given, "polykv_model", model));
   ModelIdentity identity;
   identity.name = text_of(model.name);
@@ -136,15 +136,6 @@ polykv_status polykv_profile_from_name(const char* name, polykv_profile* out) {
     *out = static_cast<polykv_profile>(*profile);
     return Status::ok();
   });
-}
-
-// The size field and defaults that are not 0; NULL is ignored.
-template <typename T>
-static T* init(T* value) {
-  if (value == nullptr) return nullptr;
-  std::memset(value, 0, sizeof *value);
-  value->struct_size = sizeof *value;
-  return value;
 }
 
 void polykv_model_init(polykv_model* model) {

@@ -6,11 +6,6 @@ using namespace polykv::lib;
 
 namespace {
 
-Status check_lease(const polykv_lease* lease, const char* operation) {
-  POLYKV_RETURN_IF_ERROR(require(lease, operation, "lease"));
-  return lease->lease->session().check_process(operation);
-}
-
 Status check_publisher(const polykv_publisher* publisher, const char* operation) {
   POLYKV_RETURN_IF_ERROR(require(publisher, operation, "publisher"));
   return publisher->publisher->session().check_process(operation);
@@ -71,7 +66,7 @@ polykv_status polykv_layer_decode(const polykv_lease* lease, uint32_t layer,
                                   const polykv_decode_options* options) {
   return guarded([&]() -> Status {
     POLYKV_RETURN_IF_ERROR(check_lease(lease, "decode"));
-    polykv_decode_options given;
+    polykv_decode_options given{};
     POLYKV_RETURN_IF_ERROR(read_struct(options, sizeof given, "polykv_decode_options", given));
     DecodeRequest request;
     request.first_token = given.first_token;
@@ -135,7 +130,7 @@ polykv_status polykv_segment_encode_layer(polykv_segment* segment, uint32_t laye
                                           const polykv_kv_source* source) {
   return guarded([&]() -> Status {
     POLYKV_RETURN_IF_ERROR(require(segment, "encode a layer", "segment"));
-    polykv_kv_source given;
+    polykv_kv_source given{};
     POLYKV_RETURN_IF_ERROR(read_struct(source, sizeof given, "polykv_kv_source", given));
     KvSource request;
     POLYKV_ASSIGN_OR_RETURN(request.dtype, dtype_from_c(given.dtype));

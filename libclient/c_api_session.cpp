@@ -117,7 +117,7 @@ Result<IngestRequest> to_request(const polykv_ingest_options& options) {
 polykv_status polykv_session_connect(const polykv_connect_options* options, polykv_session** out) {
   return guarded([&]() -> Status {
     POLYKV_RETURN_IF_ERROR(require(out, "connect", "out"));
-    polykv_connect_options given;
+    polykv_connect_options given{};
     polykv_connect_options_init(&given);
     if (options != nullptr) {
       POLYKV_RETURN_IF_ERROR(read_struct(options, sizeof given, "polykv_connect_options", given));
@@ -142,7 +142,7 @@ polykv_status polykv_document_acquire(polykv_session* session,
   return guarded([&]() -> Status {
     POLYKV_RETURN_IF_ERROR(check_session(session, "acquire"));
     POLYKV_RETURN_IF_ERROR(require(out_lease, "acquire", "out_lease"));
-    polykv_acquire_options given;
+    polykv_acquire_options given{};
     POLYKV_RETURN_IF_ERROR(read_struct(options, sizeof given, "polykv_acquire_options", given));
     ModelIdentity model;
     POLYKV_ASSIGN_OR_RETURN(const AcquireRequest request, to_request(given, model));
@@ -169,7 +169,7 @@ polykv_status polykv_document_ingest(polykv_session* session, const polykv_inges
                                      polykv_lease** out_lease) {
   return guarded([&]() -> Status {
     POLYKV_RETURN_IF_ERROR(check_session(session, "ingest"));
-    polykv_ingest_options given;
+    polykv_ingest_options given{};
     POLYKV_RETURN_IF_ERROR(read_struct(options, sizeof given, "polykv_ingest_options", given));
     POLYKV_ASSIGN_OR_RETURN(IngestRequest request, to_request(given));
     request.want_lease = out_lease != nullptr;

@@ -69,6 +69,8 @@ class Lease {
   uint32_t layer_count() const { return static_cast<uint32_t>(document_.identity.layers.size()); }
   const Session& session() const { return *session_; }
 
+  /// POLYKV_ERR_INVALID_ARGUMENT: beyond the document; POLYKV_ERR_BUSY: not sealed yet.
+  Status check_readable(const char* operation, uint64_t first, uint64_t count) const;
   Status copy_tokens(uint64_t first, uint64_t count, uint32_t* out) const;
   Status decode(uint32_t layer, const DecodeRequest& request) const;
   Status verify() const;
@@ -82,7 +84,6 @@ class Lease {
  private:
   Lease(std::shared_ptr<Session> session, const wire::Handle& handle)
       : session_(std::move(session)), handle_(handle) {}
-  Status check_readable(const char* operation, uint64_t first, uint64_t count) const;
   Status receive_next(Deadline deadline);
   Status end_with(Status why);
   Result<std::shared_ptr<const LeasedSegment>> open_segment(const UniqueFd& fd,

@@ -183,7 +183,7 @@ uint64_t Session::next_id() {
   return shared_->last_id.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-Result<Exchange> Session::start_packet(uint64_t id, std::vector<uint8_t> bytes,
+Result<Exchange> Session::start_packet(uint64_t id, const std::vector<uint8_t>& bytes,
                                        std::span<const int> fds, Deadline deadline) {
   POLYKV_RETURN_IF_ERROR(check_process("send a request"));
   {

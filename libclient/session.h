@@ -128,8 +128,8 @@ class Session : public std::enable_shared_from_this<Session> {
   Session(UniqueFd socket, bool is_worker);
   Status shake_hands(const std::string& client_name, Deadline deadline);
   uint64_t next_id();
-  Result<Exchange> start_packet(uint64_t id, std::vector<uint8_t> bytes, std::span<const int> fds,
-                                Deadline deadline);
+  Result<Exchange> start_packet(uint64_t id, const std::vector<uint8_t>& bytes,
+                                std::span<const int> fds, Deadline deadline);
   Status send_packet(const std::vector<uint8_t>& bytes, std::span<const int> fds,
                      Deadline deadline);
   Result<Message> wait(uint64_t id, Deadline deadline);

@@ -490,4 +490,6 @@ POLYKV_API POLYKV_NODISCARD polykv_status polykv_session_daemon_status(polykv_se
 }
 #endif
 
+#include "polykv/attend.h"
+
 #endif

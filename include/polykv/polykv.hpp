@@ -97,6 +97,9 @@ struct IngestOptions : polykv_ingest_options {
 struct DecodeOptions : polykv_decode_options {
   DecodeOptions() { polykv_decode_options_init(this); }
 };
+struct AttendOptions : polykv_attend_options {
+  AttendOptions() { polykv_attend_options_init(this); }
+};
 struct KvSource : polykv_kv_source {
   KvSource() { polykv_kv_source_init(this); }
 };
@@ -169,6 +172,9 @@ class Lease {
   Result<std::vector<uint32_t>> tokens() const { return tokens(0, info().token_count); }
   Result<> decode(uint32_t layer, const DecodeOptions& options) const {
     return detail::checked(polykv_layer_decode(lease_.get(), layer, &options));
+  }
+  Result<> attend(uint32_t layer, const AttendOptions& options) const {
+    return detail::checked(polykv_layer_attend(lease_.get(), layer, &options));
   }
   Result<LayerView> layer_view(uint32_t segment, uint32_t layer) const {
     LayerView view;

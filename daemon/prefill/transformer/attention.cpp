@@ -52,7 +52,7 @@ void Attention::plan(const AttentionShape& shape, const KvCache& cache) {
 
 void Attention::compute(const AttentionShape& shape, const float* q, const KvCache& cache,
                         uint32_t layer, const Item& item, Buffers* buffers) {
-  const RowKernels& kernels = row_kernels();
+  const AttentionRows& kernels = attention_rows();
   const uint32_t dim = cache.head_dim();
   const uint32_t group = shape.head_count / cache.kv_head_count();
   const uint32_t rows = item.row_count;
@@ -106,7 +106,7 @@ void Attention::compute(const AttentionShape& shape, const float* q, const KvCac
 /// out = sum over ranges of exp(maximum_r - maximum) * output_r, divided by the same sum of sums.
 void Attention::merge(const AttentionShape& shape, const KvCache& cache, size_t first_item,
                       float* out) {
-  const RowKernels& kernels = row_kernels();
+  const AttentionRows& kernels = attention_rows();
   const uint32_t dim = cache.head_dim();
   const uint32_t group = shape.head_count / cache.kv_head_count();
   const Item& first = items_[first_item];

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "daemon/prefill/transformer/kv_cache.h"
-#include "daemon/prefill/transformer/row_kernels.h"
+#include "kernels/cpu/attention_rows.h"
 
 namespace polykv {
 

@@ -6,7 +6,6 @@ namespace {
 #include "daemon/prefill/transformer/row_kernels.inl"
 }  // namespace
 
-const RowKernels kRowKernelsAvx2 = {"avx2", rms_norm,   rotate_half, silu_multiply, softmax_block,
-                                    scale,  add_scaled, few_scores,  few_outputs};
+const RowKernels kRowKernelsAvx2 = {"avx2", rms_norm, rotate_half, silu_multiply};
 
 }  // namespace polykv

@@ -1,0 +1,179 @@
+#include "libclient/attend.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cinttypes>
+#include <cmath>
+#include <system_error>
+#include <thread>
+
+#include "kernels/attend.h"
+#include "kernels/reference/elements.h"
+
+namespace polykv::lib {
+
+namespace {
+
+// Below this a range is not worth a thread, nor its partial result the joining.
+constexpr uint64_t kLeastRangeTokens = 256;
+
+Status wrong(uint32_t layer, const std::string& what) {
+  return {POLYKV_ERR_INVALID_ARGUMENT, format("attend to layer %u: %s", layer, what.c_str())};
+}
+
+Status check(const Lease& lease, uint32_t layer, const AttendRequest& request) {
+  if (layer >= lease.layer_count())
+    return wrong(layer, format("the document has %u layers", lease.layer_count()));
+  POLYKV_RETURN_IF_ERROR(lease.check_readable("attend", request.first_token, request.token_count));
+  const uint32_t kv_heads = lease.document().identity.layers[layer].kv_head_count;
+  if (request.head_count == 0 || request.head_count % kv_heads != 0) {
+    return wrong(layer, format("head_count %u is no multiple of its %u kv_heads",
+                               request.head_count, kv_heads));
+  }
+  if (request.query_count == 0) return wrong(layer, "query_count is 0");
+  if (request.q == nullptr || request.output == nullptr)
+    return wrong(layer, "q and output must not be NULL");
+  if (!std::isfinite(request.scale) || !std::isfinite(request.soft_cap) || request.soft_cap < 0)
+    return wrong(layer, "scale and soft_cap must be finite, and soft_cap not negative");
+  return Status::ok();
+}
+
+/// The queries as [head, row, dim], times the scale. Refuses those that are no numbers.
+Result<std::vector<float>> scaled_queries(uint32_t layer, const LayerGeometry& geometry,
+                                          const AttendRequest& request) {
+  const uint32_t dim = geometry.k_head_dim;
+  const float scale =
+      request.scale != 0 ? request.scale : 1.0F / std::sqrt(static_cast<float>(dim));
+  const Strides strides = dense_unless_given(request.q_strides, request.head_count, dim);
+  std::vector<float> scaled(size_t{request.head_count} * request.query_count * dim);
+  float* out = scaled.data();
+  for (uint32_t head = 0; head < request.head_count; ++head) {
+    for (uint32_t row = 0; row < request.query_count; ++row) {
+      for (uint32_t i = 0; i < dim; ++i) {
+        const float value = reference::load_element(
+            request.q, request.query_dtype, reference::element_index(strides, head, row, i));
+        *out = value * scale;
+        if (!std::isfinite(*out++)) {
+          return wrong(layer, format("query %u of head %u is %g in dim %u", row, head,
+                                     static_cast<double>(value), i));
+        }
+      }
+    }
+  }
+  return scaled;
+}
+
+/// The work: one kv_head and one token range each, with a result of its own, so that the results do not depend on which
+/// thread did what.
+class Work {
+ public:
+  Work(const LeasedSegments& segments, uint32_t layer, const LayerGeometry& geometry,
+       const AttendRequest& request, const AttendQueries& queries)
+      : segments_(segments), layer_(layer), request_(request), queries_(queries) {
+    const uint64_t wanted =
+        (request.thread_count + geometry.kv_head_count - 1) / std::max(1U, geometry.kv_head_count);
+    const uint64_t most = std::max<uint64_t>(1, request.token_count / kLeastRangeTokens);
+    range_count_ = std::clamp<uint64_t>(wanted, 1, most);
+    range_tokens_ = (request.token_count + range_count_ - 1) / range_count_;
+    const uint32_t rows = request.head_count / geometry.kv_head_count * request.query_count;
+    parts_.assign(geometry.kv_head_count * range_count_, AttendPart(rows, geometry.v_head_dim));
+  }
+
+  Status run() {
+    const size_t thread_count =
+        std::min<size_t>(std::max(1U, request_.thread_count), parts_.size());
+    std::vector<std::thread> threads;
+    threads.reserve(thread_count);
+    try {
+      while (threads.size() + 1 < thread_count) threads.emplace_back([this] { take_items(); });
+    } catch (const std::system_error&) {
+      // The system gives no more: those that there are do it.
+    }
+    take_items();
+    for (std::thread& thread : threads) thread.join();
+    if (is_out_of_memory_) return {POLYKV_ERR_NO_MEMORY, "attend: out of memory"};
+    return Status::ok();
+  }
+
+  std::span<const AttendPart> parts_of(uint32_t kv_head) const {
+    return std::span(parts_).subspan(kv_head * range_count_, range_count_);
+  }
+
+ private:
+  void take_items() noexcept {
+    try {
+      AttendScratch scratch;
+      // Relaxed: it only hands out numbers; join() orders the rest.
+      for (size_t item;
+           (item = next_item_.fetch_add(1, std::memory_order_relaxed)) < parts_.size();)
+        attend_item(item, scratch);
+    } catch (const std::bad_alloc&) {
+      is_out_of_memory_ = true;
+    }
+  }
+
+  void attend_item(size_t item, AttendScratch& scratch) {
+    const auto kv_head = static_cast<uint32_t>(item / range_count_);
+    const uint64_t last = request_.first_token + request_.token_count;
+    const uint64_t first = request_.first_token + item % range_count_ * range_tokens_;
+    const uint64_t end = std::min(first + range_tokens_, last);
+    for (const auto& segment : segments_) {
+      const uint64_t from = std::max(first, segment->first_token);
+      const uint64_t to = std::min(end, segment->first_token + segment->token_count);
+      if (from >= to) continue;
+      const LayerView view = segment->view.layer(layer_);
+      attend_tokens(*codec_for(view.profile), view, kv_head, segment->first_token,
+                    from - segment->first_token, to - from, queries_, parts_[item], scratch);
+    }
+  }
+
+  const LeasedSegments& segments_;
+  uint32_t layer_;
+  const AttendRequest& request_;
+  const AttendQueries& queries_;
+  uint64_t range_count_ = 1;
+  uint64_t range_tokens_ = 0;
+  std::vector<AttendPart> parts_;  // [kv_head, range]
+  std::atomic<size_t> next_item_{0};
+  std::atomic<bool> is_out_of_memory_{false};
+};
+
+}  // namespace
+
+Status attend(const Lease& lease, uint32_t layer, const AttendRequest& request) {
+  POLYKV_RETURN_IF_ERROR(check(lease, layer, request));
+  const LayerGeometry& geometry = lease.document().identity.layers[layer];
+  POLYKV_ASSIGN_OR_RETURN(const std::vector<float> q, scaled_queries(layer, geometry, request));
+  AttendQueries queries;
+  queries.head_count = request.head_count;
+  queries.row_count = request.query_count;
+  queries.q = q.data();
+  queries.soft_cap = request.soft_cap;
+  queries.first_tokens = request.first_tokens;
+  const auto segments = lease.segments();
+  Work work(*segments, layer, geometry, request, queries);
+  POLYKV_RETURN_IF_ERROR(work.run());
+
+  const uint32_t dim = geometry.v_head_dim;
+  const uint32_t group = request.head_count / geometry.kv_head_count;
+  const Strides strides = dense_unless_given(request.output_strides, request.head_count, dim);
+  std::vector<float> output(dim);
+  for (uint32_t head = 0; head < request.head_count; ++head) {
+    for (uint32_t row = 0; row < request.query_count; ++row) {
+      const float log_sum_exp =
+          join_parts(work.parts_of(head / group), head % group * request.query_count + row, dim,
+                     output.data());
+      if (std::isnan(log_sum_exp) || log_sum_exp == std::numeric_limits<float>::infinity())
+        return wrong(layer, format("the logits of query %u of head %u are beyond fp32", row, head));
+      for (uint32_t i = 0; i < dim; ++i) {
+        reference::store_element(request.output, request.output_dtype,
+                                 reference::element_index(strides, head, row, i), output[i]);
+      }
+      if (request.log_sum_exp != nullptr)
+        request.log_sum_exp[size_t{row} * request.head_count + head] = log_sum_exp;
+    }
+  }
+  return Status::ok();
+}
+
+}  // namespace polykv::lib

@@ -1,0 +1,72 @@
+#include <cmath>
+
+#include "kernels/attend.h"
+#include "libclient/attend.h"
+#include "libclient/c_api.h"
+
+using namespace polykv;
+using namespace polykv::lib;
+
+namespace {
+
+Strides strides_from_c(const polykv_query_strides& strides) {
+  return {strides.head, strides.query, strides.dim};
+}
+
+}  // namespace
+
+void polykv_attend_options_init(polykv_attend_options* options) {
+  if (init(options) == nullptr) return;
+  options->query_count = 1;
+  options->query_dtype = POLYKV_F32;
+  options->output_dtype = POLYKV_F32;
+}
+
+polykv_status polykv_layer_attend(const polykv_lease* lease, uint32_t layer,
+                                  const polykv_attend_options* options) {
+  return guarded([&]() -> Status {
+    POLYKV_RETURN_IF_ERROR(check_lease(lease, "attend"));
+    polykv_attend_options given{};
+    POLYKV_RETURN_IF_ERROR(read_struct(options, sizeof given, "polykv_attend_options", given));
+    AttendRequest request;
+    request.first_token = given.first_token;
+    request.token_count = given.token_count;
+    request.query_count = given.query_count;
+    request.head_count = given.head_count;
+    POLYKV_ASSIGN_OR_RETURN(request.query_dtype, dtype_from_c(given.query_dtype));
+    request.q = given.q;
+    request.q_strides = strides_from_c(given.q_strides);
+    request.scale = given.scale;
+    request.soft_cap = given.soft_cap;
+    request.first_tokens = given.query_first_tokens;
+    POLYKV_ASSIGN_OR_RETURN(request.output_dtype, dtype_from_c(given.output_dtype));
+    request.output = given.output;
+    request.output_strides = strides_from_c(given.output_strides);
+    request.log_sum_exp = given.log_sum_exp;
+    request.thread_count = given.thread_count;
+    return attend(*lease->lease, layer, request);
+  });
+}
+
+polykv_status polykv_attention_merge(const polykv_attention_result* results, size_t result_count,
+                                     uint64_t row_count, uint32_t v_head_dim, polykv_dtype dtype,
+                                     void* output, float* log_sum_exp) {
+  return guarded([&]() -> Status {
+    constexpr const char* kOperation = "merge attention";
+    POLYKV_RETURN_IF_ERROR(require(results, kOperation, "results"));
+    POLYKV_RETURN_IF_ERROR(require(output, kOperation, "output"));
+    POLYKV_ASSIGN_OR_RETURN(const Dtype type, dtype_from_c(dtype));
+    std::vector<AttentionResult> all;
+    for (size_t i = 0; i < result_count; ++i) {
+      POLYKV_RETURN_IF_ERROR(require(results[i].output, kOperation, "a result's output"));
+      POLYKV_RETURN_IF_ERROR(require(results[i].log_sum_exp, kOperation, "a result's log_sum_exp"));
+      all.push_back({results[i].output, results[i].log_sum_exp});
+    }
+    if (v_head_dim == 0 || v_head_dim > kMaxHeadDim) {
+      return {POLYKV_ERR_INVALID_ARGUMENT,
+              format("%s: v_head_dim %u; 1 to %u", kOperation, v_head_dim, kMaxHeadDim)};
+    }
+    merge_attention(all, row_count, v_head_dim, type, output, log_sum_exp);
+    return Status::ok();
+  });
+}

@@ -10,6 +10,7 @@
 
 #include "include/internal/geometry.h"
 #include "kernels/block_layout.h"
+#include "kernels/codebooks.h"
 #include "kernels/codec_rules.h"
 #include "kernels/cpu/ops.h"
 #include "kernels/half.h"

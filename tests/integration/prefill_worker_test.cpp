@@ -345,8 +345,8 @@ TEST_CASE("documents that the model cannot take are refused, and say why") {
   CHECK(contains(message_of(too_long), "100"));
   CHECK(message_of(bench.ingest(text_of(100))) == "");
   lib::IngestRequest request;
-  request.profile = Profile::k4v3;
-  CHECK(bench.ingest(request, "hello").status().code() == POLYKV_ERR_UNSUPPORTED);
+  request.profile = static_cast<Profile>(8);
+  CHECK(bench.ingest(request, "hello").status().code() == POLYKV_ERR_INVALID_ARGUMENT);
 }
 
 TEST_CASE("a model that is no good is refused, and says why") {

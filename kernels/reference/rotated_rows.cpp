@@ -79,7 +79,7 @@ CodedRow code_row(std::vector<double> row, uint32_t bits) {
   const double expected = std::sqrt(energy / static_cast<double>(row.size())) / book.unit;
   double least_error = std::numeric_limits<double>::infinity();
   for (uint32_t i = 0; i < kScaleCandidates; ++i) {
-    const double scale = scale_candidate(i) * expected;
+    const double scale = book.scale(i) * expected;
     std::vector<uint32_t> codes;
     double error = 0;
     for (const double value : row) {

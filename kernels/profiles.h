@@ -13,8 +13,9 @@
 namespace polykv {
 
 struct TensorRule {
-  uint32_t bits;  // 8: int8, uniform; 3 to 6: a level of codebook(bits)
-  bool rotated;   // below 8 bits; see kernels/codebooks.h
+  uint32_t bits;     // 8: int8, uniform; 3 to 6: a level of codebook(bits)
+  bool rotated;      // below 8 bits; see kernels/codebooks.h
+  bool turns_signs;  // of some dims before the rotation: K's
 };
 
 struct ProfileRule {
@@ -23,10 +24,20 @@ struct ProfileRule {
   TensorRule v;
 };
 
+inline constexpr TensorRule kInt8 = {8, false, false};
+constexpr TensorRule rotated_k(uint32_t bits) {
+  return {bits, true, true};
+}
+constexpr TensorRule rotated_v(uint32_t bits) {
+  return {bits, true, false};
+}
+
 inline constexpr ProfileRule kProfileRules[] = {
-    {Profile::k8v8, {8, false}, {8, false}}, {Profile::k6v5, {6, true}, {5, true}},
-    {Profile::k5v4, {5, true}, {4, true}},   {Profile::k8v3, {8, false}, {3, true}},
-    {Profile::k4v3, {4, true}, {3, true}},
+    {Profile::k8v8, kInt8, kInt8},
+    {Profile::k6v5, rotated_k(6), rotated_v(5)},
+    {Profile::k5v4, rotated_k(5), rotated_v(4)},
+    {Profile::k8v3, kInt8, rotated_v(3)},
+    {Profile::k4v3, rotated_k(4), rotated_v(3)},
 };
 
 /// Null for profiles that are not of this kind.

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/profiles.h"
+
 namespace polykv::cpu {
 
 struct Rows {
@@ -54,10 +56,10 @@ struct Ops {
 
   /// Centres (`means` may be null), rotates, chooses codes and gains. Tokens without a row, and
   /// those whose gain was below zero, get codes of 0.
-  void (*rotated_encode)(const Rows& rows, const float* means, uint32_t bits, uint8_t* codes,
-                         double* gains);
-  void (*rotated_decode)(const uint8_t* codes, uint32_t dims, uint32_t bits, const float* gains,
-                         const float* means, float* rows, int64_t stride);
+  void (*rotated_encode)(const Rows& rows, const float* means, const TensorRule& rule,
+                         uint8_t* codes, double* gains);
+  void (*rotated_decode)(const uint8_t* codes, uint32_t dims, const TensorRule& rule,
+                         const float* gains, const float* means, float* rows, int64_t stride);
   /// K of 4 to 6 bits, V of 3 to 5.
   void (*k_pack)(const uint8_t* codes, uint32_t dims, uint32_t bits, uint8_t* pieces);
   void (*k_unpack)(const uint8_t* pieces, uint32_t dims, uint32_t bits, uint8_t* codes);

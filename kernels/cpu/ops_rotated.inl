@@ -7,11 +7,18 @@ constexpr uint32_t kBytes03 = 0x03030303U;
 constexpr uint32_t kBytes0f = 0x0f0f0f0fU;
 static_assert(kRotationDims % (2 * kLanes8) == 0);
 
+// Of dims that are not turned, and that are.
 constexpr auto kSigns = [] {
-  std::array<float, kMaxHeadDim> signs{};
-  for (uint32_t dim = 0; dim < kMaxHeadDim; ++dim) signs[dim] = rotation_turns(dim) ? -1.0F : 1.0F;
+  std::array<std::array<float, kMaxHeadDim>, 2> signs{};
+  for (uint32_t dim = 0; dim < kMaxHeadDim; ++dim) {
+    signs[0][dim] = 1;
+    signs[1][dim] = rotation_turns(dim) ? -1.0F : 1.0F;
+  }
   return signs;
 }();
+inline const float* signs_of(const TensorRule& rule) {
+  return kSigns[rule.turns_signs ? 1 : 0].data();
+}
 
 /// The sum of squares of what it writes.
 POLYKV_TARGET inline double centre_row(const float* values, const float* means, uint32_t dims,
@@ -41,13 +48,14 @@ POLYKV_TARGET inline double centre_row(const float* values, const float* means, 
 }
 
 // A factor beyond fp32 is a power of two, which is exact, times the rest.
-POLYKV_TARGET inline void scale_and_rotate(float* row, uint32_t dims, double factor) {
+POLYKV_TARGET inline void scale_and_rotate(float* row, uint32_t dims, double factor,
+                                           const float* signs) {
   const int exponent = std::ilogb(factor) / 2;
   const float power = std::ldexp(1.0F, exponent);
   const double rest = std::ldexp(factor, -exponent);
   for_each_rotation_block(dims, [&](uint32_t first, uint32_t count) POLYKV_TARGET {
     const auto scale = static_cast<float>(rest / std::sqrt(static_cast<double>(count)));
-    for (uint32_t i = first; i < first + count; ++i) row[i] = row[i] * power * (kSigns[i] * scale);
+    for (uint32_t i = first; i < first + count; ++i) row[i] = row[i] * power * (signs[i] * scale);
     walsh_hadamard(row + first, count);
   });
 }
@@ -163,11 +171,11 @@ POLYKV_TARGET inline double choose_codes(const float* row, uint32_t dims, const 
   return energy / product;
 }
 
-POLYKV_TARGET void rotated_encode_rows(const Rows& rows, const float* means, uint32_t bits,
-                                       uint8_t* codes, double* gains) {
+POLYKV_TARGET void rotated_encode_rows(const Rows& rows, const float* means,
+                                       const TensorRule& rule, uint8_t* codes, double* gains) {
   static constexpr float kNoMeans[kMaxHeadDim] = {};
   alignas(64) float row[kMaxHeadDim];
-  const Codebook& book = codebook(bits);
+  const Codebook& book = codebook(rule.bits);
   const uint32_t dims = rows.dims;
   for (uint32_t i = 0; i < kBlockTokens; ++i) {
     uint8_t* row_codes = codes + size_t{i} * dims;
@@ -182,17 +190,18 @@ POLYKV_TARGET void rotated_encode_rows(const Rows& rows, const float* means, uin
       continue;
     }
     const double unit = std::sqrt(energy / dims) / static_cast<double>(book.unit);
-    scale_and_rotate(row, dims, 1 / unit);
+    scale_and_rotate(row, dims, 1 / unit, signs_of(rule));
     gains[i] = unit * choose_codes(row, dims, book, best_scale(row, dims, book), row_codes);
   }
 }
 
-POLYKV_TARGET void rotated_decode_rows(const uint8_t* codes, uint32_t dims, uint32_t bits,
-                                       const float* gains, const float* means, float* rows,
+POLYKV_TARGET void rotated_decode_rows(const uint8_t* codes, uint32_t dims,
+                                       const TensorRule& rule, const float* gains, const float* means, float* rows,
                                        int64_t stride) {
   static constexpr float kNoMeans[kMaxHeadDim] = {};
   if (means == nullptr) means = kNoMeans;
-  const Codebook& book = codebook(bits);
+  const Codebook& book = codebook(rule.bits);
+  const float* signs = signs_of(rule);
   for (uint32_t token = 0; token < kBlockTokens; ++token) {
     float* row = rows + token * stride;
     look_up(codes + size_t{token} * dims, dims, book, row);
@@ -201,7 +210,7 @@ POLYKV_TARGET void rotated_decode_rows(const uint8_t* codes, uint32_t dims, uint
       const float scale = gains[token] / std::sqrt(static_cast<float>(count));
       for (uint32_t i = first; i < first + count; ++i) row[i] *= scale;
       walsh_hadamard(row + first, count);
-      for (uint32_t i = first; i < first + count; ++i) row[i] = row[i] * kSigns[i] + means[i];
+      for (uint32_t i = first; i < first + count; ++i) row[i] = row[i] * signs[i] + means[i];
     });
   }
 }

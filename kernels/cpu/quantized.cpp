@@ -142,7 +142,7 @@ int32_t encode_rotated(const Encoder& encoder) {
   std::vector<uint8_t> codes(size_t{kBlockTokens} * part.head_dim);
   const auto pack = part.is_k ? ops().k_pack : ops().v_pack;
   encoder.for_each_block([&](uint32_t head, uint64_t block, const Rows& rows, uint64_t row) {
-    ops().rotated_encode(rows, encoder.head_means(head), part.rule.bits, codes.data(), &gains[row]);
+    ops().rotated_encode(rows, encoder.head_means(head), part.rule, codes.data(), &gains[row]);
     pack(codes.data(), part.head_dim, part.rule.bits, encoder.slot.block(head, block) + part.codes);
   });
   const int32_t exponent =
@@ -187,7 +187,7 @@ void decode_rows(const TensorPart& part, const uint8_t* block, int32_t exponent,
   if (part.rule.rotated) {
     const auto unpack = part.is_k ? ops().k_unpack : ops().v_unpack;
     unpack(source, part.head_dim, part.rule.bits, codes);
-    ops().rotated_decode(codes, part.head_dim, part.rule.bits, gains, means, rows, stride);
+    ops().rotated_decode(codes, part.head_dim, part.rule, gains, means, rows, stride);
   } else if (part.is_k) {
     ops().k8_unpack(source, part.head_dim, gains, means, rows, stride);
   } else {

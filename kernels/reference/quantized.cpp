@@ -123,7 +123,7 @@ int32_t encode_rotated(const Encoder& encoder) {
     for (uint32_t dim = 0; dim < values.size(); ++dim) {
       values[dim] = encoder.value(head, token, dim);
     }
-    const CodedRow coded = code_row(values, encoder.part.rule.bits);
+    const CodedRow coded = code_row(values, encoder.part.rule);
     gains[row] = coded.gain;
     for (uint32_t dim = 0; dim < values.size(); ++dim) {
       encoder.put(head, token, dim, static_cast<int>(coded.codes[dim]));
@@ -170,7 +170,7 @@ void decode_tensor(const LayerView& layer, const TensorPart& part, const float* 
       for (uint32_t dim = 0; dim < part.head_dim; ++dim) {
         row[dim] = level_at(part, block, slot, dim) * gain;
       }
-      if (part.rule.rotated) rotate_back(row);
+      if (part.rule.rotated) rotate_back(row, part.rule);
       for (uint32_t dim = 0; dim < part.head_dim; ++dim) {
         const double mean = means == nullptr ? 0 : means[head * part.head_dim + dim];
         target.put(head, i, dim, static_cast<float>(row[dim] + mean));

@@ -59,23 +59,23 @@ std::vector<double> levels_of(const std::vector<uint32_t>& codes, const Codebook
 
 }  // namespace
 
-void rotate(std::vector<double>& row) {
-  turn_signs(row);
+void rotate(std::vector<double>& row, const TensorRule& rule) {
+  if (rule.turns_signs) turn_signs(row);
   transform_blocks(row);
 }
 
-void rotate_back(std::vector<double>& row) {
+void rotate_back(std::vector<double>& row, const TensorRule& rule) {
   transform_blocks(row);
-  turn_signs(row);
+  if (rule.turns_signs) turn_signs(row);
 }
 
-CodedRow code_row(std::vector<double> row, uint32_t bits) {
-  const Codebook& book = codebook(bits);
+CodedRow code_row(std::vector<double> row, const TensorRule& rule) {
+  const Codebook& book = codebook(rule.bits);
   const double energy = product(row, row);
   CodedRow result;
   result.codes.assign(row.size(), 0);
   if (energy == 0) return result;
-  rotate(row);
+  rotate(row, rule);
   const double expected = std::sqrt(energy / static_cast<double>(row.size())) / book.unit;
   double least_error = std::numeric_limits<double>::infinity();
   for (uint32_t i = 0; i < kScaleCandidates; ++i) {

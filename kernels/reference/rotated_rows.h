@@ -4,17 +4,19 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/profiles.h"
+
 namespace polykv::reference {
 
 /// Orthonormal, and its inverse.
-void rotate(std::vector<double>& row);
-void rotate_back(std::vector<double>& row);
+void rotate(std::vector<double>& row, const TensorRule& rule);
+void rotate_back(std::vector<double>& row, const TensorRule& rule);
 
 struct CodedRow {
   std::vector<uint32_t> codes;
   double gain = 0;  // 0 for a row of zeros, whose codes are 0 as well
 };
-/// `row` is as it was before its rotation; bits: 3 to 6.
-CodedRow code_row(std::vector<double> row, uint32_t bits);
+/// `row` is as it was before its rotation.
+CodedRow code_row(std::vector<double> row, const TensorRule& rule);
 
 }  // namespace polykv::reference

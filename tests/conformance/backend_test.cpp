@@ -60,7 +60,7 @@ bool scales_tie(const LayerValues& values, const LayerView& layer, const TensorP
              (part.is_k ? layer.k_means[head * part.head_dim + i] : 0.0F);
     energy += row[i] * row[i];
   }
-  reference::rotate(row);
+  reference::rotate(row, part.rule);
   const Codebook& book = codebook(part.rule.bits);
   std::vector<double> errors;
   for (uint32_t i = 0; i < kScaleCandidates; ++i) {
@@ -265,13 +265,14 @@ TEST_CASE("the instruction set can be held back, and gives the same results") {
   wide->v3_unpack(v3.data(), 64, a.data(), right.data(), 64);
   CHECK(relative_error(right, left) <= 1e-6);
   for (uint32_t bits = kMinCodebookBits; bits <= kMaxCodebookBits; ++bits) {
+    const TensorRule rule = rotated_k(bits);
     std::vector<double> gains(64);
     std::vector<uint8_t> codes(64 * 64);
     std::vector<uint8_t> packed(64 * 8 * bits);
     std::vector<uint8_t> unpacked(codes.size());
-    plain.rotated_encode(k, nullptr, bits, codes.data(), gains.data());
-    plain.rotated_decode(codes.data(), 64, bits, a.data(), nullptr, left.data(), 64);
-    wide->rotated_decode(codes.data(), 64, bits, a.data(), nullptr, right.data(), 64);
+    plain.rotated_encode(k, nullptr, rule, codes.data(), gains.data());
+    plain.rotated_decode(codes.data(), 64, rule, a.data(), nullptr, left.data(), 64);
+    wide->rotated_decode(codes.data(), 64, rule, a.data(), nullptr, right.data(), 64);
     CHECK(relative_error(right, left) <= 1e-6);
     if (bits > 3) {
       plain.k_pack(codes.data(), 64, bits, packed.data());

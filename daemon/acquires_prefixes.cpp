@@ -21,7 +21,7 @@ Status Acquires::one_segment_only(const std::string& operation, Profile profile)
   return {POLYKV_ERR_UNSUPPORTED,
           operation + ": a document of profile " + profile_name(profile) +
               " is one segment, so it cannot be extended, share a prefix or be read before it is "
-              "complete; use k8v8 or exact"};
+              "complete; use another profile"};
 }
 
 // ---- prefixes ----------------------------------------------------------------------------------

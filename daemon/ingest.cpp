@@ -132,7 +132,7 @@ Status Ingest::read_extension(const Session& session, const wire::Ingest& reques
   if (!is_shareable(base->key.profile)) {
     return {POLYKV_ERR_UNSUPPORTED,
             std::string("ingest: a document of profile ") + profile_name(base->key.profile) +
-                " is one segment and cannot be extended; use k8v8 or exact"};
+                " is one segment and cannot be extended; use another profile"};
   }
   result.profile = base->key.profile;
   result.extends = base->key.digest;

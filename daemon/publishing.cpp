@@ -18,7 +18,7 @@ Status Publishing::check_document(const Document& document, bool replace_name,
                                   SessionId session) const {
   POLYKV_ASSIGN_OR_RETURN(const Codec* codec, require_codec(document.key.profile));
   for (const LayerGeometry& layer : document.identity.layers)
-    POLYKV_RETURN_IF_ERROR(codec->check_geometry(layer));
+    POLYKV_RETURN_IF_ERROR(codec->check_geometry(codec->profile, layer));
   const auto ticket_count =
       static_cast<size_t>(std::count_if(flights_.begin(), flights_.end(), [&](const auto& entry) {
         return entry.second->session == session;

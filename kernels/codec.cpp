@@ -9,13 +9,6 @@
 
 namespace polykv {
 
-namespace {
-struct Row {
-  const Codec* reference;
-  const Codec* cpu;
-};
-}  // namespace
-
 Backend active_backend() {
   static const Backend backend = [] {
     const char* choice = std::getenv("POLYKV_CPU");
@@ -26,17 +19,14 @@ Backend active_backend() {
 }
 
 const Codec* codec_for(Profile profile, Backend backend) {
-  static const Row kRows[] = {
-      {&reference::exact_codec(), &cpu::exact_codec()},
-      {&reference::paper_k8v3_codec(), &cpu::paper_k8v3_codec()},
-      {&reference::k8v8_codec(), &cpu::k8v8_codec()},
-  };
-  for (const Row& row : kRows) {
-    if (row.reference->profile == profile) {
-      return backend == Backend::reference ? row.reference : row.cpu;
-    }
+  const bool is_reference = backend == Backend::reference;
+  if (profile == Profile::exact) {
+    return is_reference ? &reference::exact_codec() : &cpu::exact_codec();
   }
-  return nullptr;
+  if (profile == Profile::paper_k8v3) {
+    return is_reference ? &reference::paper_k8v3_codec() : &cpu::paper_k8v3_codec();
+  }
+  return is_reference ? reference::quantized_codec(profile) : cpu::quantized_codec(profile);
 }
 
 bool is_shareable(Profile profile) {
@@ -58,9 +48,11 @@ std::span<const Profile> shareable_profiles() {
 Result<const Codec*> require_codec(Profile profile, Backend backend) {
   const Codec* codec = codec_for(profile, backend);
   if (codec == nullptr) {
-    return {POLYKV_ERR_UNSUPPORTED,
-            format("codec profile '%s' (%u) is not in this build; use exact, k8v8 or paper-k8v3",
-                   profile_name(profile), static_cast<uint32_t>(profile))};
+    return {
+        POLYKV_ERR_UNSUPPORTED,
+        format("codec profile '%s' (%u) is not in this build; use k5v4, k6v5, k8v8, k8v3, k4v3, "
+               "exact or paper-k8v3",
+               profile_name(profile), static_cast<uint32_t>(profile))};
   }
   return codec;
 }

@@ -1,12 +1,12 @@
 // The codecs: one table row per profile. Daemon and clients ask codec_for() and never switch on a
-// profile; a new codec is a new row.
+// profile; a new codec is a new row, there or in kernels/profiles.h.
 //
 // KV tensors are [token, kv_head, head_dim] with any strides; token 0 is the segment's first. A
 // codec writes and reads the payload of one layer (include/internal/segment_format.h). Bytes moved
 // per token and kv_head, K and V together, Dk = k_head_dim:
 //   exact        (Dk + Dv) * size of the source dtype
-//   k8v8         Dk + Dv + 4
 //   paper-k8v3   Dk + 3/8 Dv + 2
+//   k8v8, k6v5, k5v4, k8v3, k4v3: the bits of Dk and Dv codes / 8 + 4; kernels/profiles.h
 //
 // Everything here is thread-safe: codecs have no state, and different layers may be encoded and
 // decoded at once.
@@ -99,10 +99,11 @@ struct Codec {
   bool has_exact_rows;  // the document's first kFirstExactRows tokens, and those that a producer
                         // chose
   /// POLYKV_ERR_UNSUPPORTED, naming profile and values, when this codec cannot hold such a layer.
-  Status (*check_geometry)(const LayerGeometry& geometry);
+  /// `profile` is the codec's own, as for the next one.
+  Status (*check_geometry)(Profile profile, const LayerGeometry& geometry);
   /// Bytes of a block of kBlockTokens tokens of one kv_head; a multiple of 64. Geometry was
   /// checked.
-  uint64_t (*block_bytes)(const LayerGeometry& geometry, Dtype source_dtype);
+  uint64_t (*block_bytes)(Profile profile, const LayerGeometry& geometry, Dtype source_dtype);
   /// NaN, an infinity or a value that the codec cannot hold: POLYKV_ERR_INVALID_ARGUMENT naming K
   /// or V, token and kv_head.
   Status (*encode)(const KvSource& source, LayerSlot& slot);

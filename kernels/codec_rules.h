@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <vector>
 
 #include "common/result.h"
 #include "include/internal/geometry.h"
@@ -13,12 +14,15 @@
 
 namespace polykv {
 
-Status check_exact_geometry(const LayerGeometry& geometry);
-Status check_k8v8_geometry(const LayerGeometry& geometry);
-Status check_paper_geometry(const LayerGeometry& geometry);
-uint64_t exact_block_bytes(const LayerGeometry& geometry, Dtype source_dtype);
-uint64_t k8v8_block_bytes(const LayerGeometry& geometry, Dtype source_dtype);
-uint64_t paper_block_bytes(const LayerGeometry& geometry, Dtype source_dtype);
+Status check_exact_geometry(Profile profile, const LayerGeometry& geometry);
+Status check_paper_geometry(Profile profile, const LayerGeometry& geometry);
+uint64_t exact_block_bytes(Profile profile, const LayerGeometry& geometry, Dtype source_dtype);
+uint64_t paper_block_bytes(Profile profile, const LayerGeometry& geometry, Dtype source_dtype);
+
+/// The codecs of kernels/profiles.h, with one implementation for all.
+std::vector<Codec> quantized_codecs(decltype(Codec::encode) encode, decltype(Codec::decode) decode);
+/// Null when it is not among them.
+const Codec* find_codec(const std::vector<Codec>& codecs, Profile profile);
 
 /// "K of token 17, kv_head 2 is nan: ..."
 Status bad_value(bool is_k, uint64_t token, uint32_t kv_head, double value, const char* rule);

@@ -40,7 +40,7 @@ Status check_layer(uint32_t index, const LayerGeometry& layer, const Codec& code
             format("layer %u has %u kv_heads, K head_dim %u, V head_dim %u; each is 1 to 1024",
                    index, layer.kv_head_count, layer.k_head_dim, layer.v_head_dim)};
   }
-  return codec.check_geometry(layer).with_context(format("layer %u", index));
+  return codec.check_geometry(codec.profile, layer).with_context(format("layer %u", index));
 }
 
 Status check_spec(const SegmentSpec& spec, const Codec& codec) {
@@ -120,7 +120,7 @@ LayerRecord plan_layer(const SegmentSpec& spec, const Codec& codec, const LayerG
   record.profile = static_cast<uint32_t>(spec.profile);
   record.block_tokens = kBlockTokens;
   record.exact_row_capacity = exact_row_capacity(spec, codec);
-  record.block_bytes = codec.block_bytes(geometry, spec.identity.source_dtype);
+  record.block_bytes = codec.block_bytes(codec.profile, geometry, spec.identity.source_dtype);
   record.block_count = (spec.token_count + kBlockTokens - 1) / kBlockTokens;
   const uint64_t heads = geometry.kv_head_count;
   const uint64_t rows = record.exact_row_capacity;

@@ -130,8 +130,11 @@ polykv_status polykv_profile_from_name(const char* name, polykv_profile* out) {
     POLYKV_RETURN_IF_ERROR(require(out, "polykv_profile_from_name", "out"));
     const std::optional<Profile> profile = profile_from_name(name);
     if (!profile) {
-      return {POLYKV_ERR_INVALID_ARGUMENT,
-              format("codec profile '%s' is unknown; exact, k8v8 and paper-k8v3 exist", name)};
+      return {
+          POLYKV_ERR_INVALID_ARGUMENT,
+          format("codec profile '%s' is unknown; there are k5v4, k6v5, k8v8, k8v3, k4v3, exact and "
+                 "paper-k8v3",
+                 name)};
     }
     *out = static_cast<polykv_profile>(*profile);
     return Status::ok();
@@ -167,7 +170,7 @@ void polykv_ingest_options_init(polykv_ingest_options* options) {
   options->model_fd = -1;
   options->text_fd = -1;
   options->before_fd = -1;
-  options->profile = POLYKV_PROFILE_K8V8;
+  options->profile = POLYKV_PROFILE_K5V4;
   options->timeout_ms = -1;
 }
 

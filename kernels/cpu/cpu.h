@@ -6,7 +6,8 @@
 namespace polykv::cpu {
 
 const Codec& exact_codec();
-const Codec& k8v8_codec();
 const Codec& paper_k8v3_codec();
+/// Of kernels/profiles.h; null for others.
+const Codec* quantized_codec(Profile profile);
 
 }  // namespace polykv::cpu

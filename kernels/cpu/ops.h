@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/profiles.h"
+
 namespace polykv::cpu {
 
 struct Rows {
@@ -48,6 +50,21 @@ struct Ops {
   /// norms / dims * (the rotated codebook entries).
   void (*v3_unpack)(const uint8_t* codes, uint32_t dims, const float* norms, float* rows,
                     int64_t stride);
+
+  // Rows of 3 to 6 bits, whose dims are a multiple of 16. In between they are a byte a code,
+  // [64 tokens, dims].
+
+  /// Centres (`means` may be null), rotates, chooses codes and gains. Tokens without a row, and
+  /// those whose gain was below zero, get codes of 0.
+  void (*rotated_encode)(const Rows& rows, const float* means, const TensorRule& rule,
+                         uint8_t* codes, double* gains);
+  void (*rotated_decode)(const uint8_t* codes, uint32_t dims, const TensorRule& rule,
+                         const float* gains, const float* means, float* rows, int64_t stride);
+  /// K of 4 to 6 bits, V of 3 to 5.
+  void (*k_pack)(const uint8_t* codes, uint32_t dims, uint32_t bits, uint8_t* pieces);
+  void (*k_unpack)(const uint8_t* pieces, uint32_t dims, uint32_t bits, uint8_t* codes);
+  void (*v_pack)(const uint8_t* codes, uint32_t dims, uint32_t bits, uint8_t* planes);
+  void (*v_unpack)(const uint8_t* planes, uint32_t dims, uint32_t bits, uint8_t* codes);
 };
 
 /// The widest that this machine runs. POLYKV_CPU=baseline keeps to what every x86-64 (or other

@@ -13,6 +13,8 @@ namespace polykv::cpu {
 
 namespace {
 #include "kernels/cpu/ops_impl.inl"
+#include "kernels/cpu/ops_rotated.inl"
+#include "kernels/cpu/ops_table.inl"
 
 bool has_f16c() {
   unsigned a = 0;

@@ -8,6 +8,8 @@ namespace polykv::cpu {
 
 namespace {
 #include "kernels/cpu/ops_impl.inl"
+#include "kernels/cpu/ops_rotated.inl"
+#include "kernels/cpu/ops_table.inl"
 }  // namespace
 
 const Ops& baseline_ops() {

@@ -218,27 +218,49 @@ POLYKV_TARGET inline void nearest_codes(const float* values, uint32_t dims, int3
   }
 }
 
+// The planes of a group of 8 token quads, whose codes are a byte each.
+POLYKV_TARGET inline void v3_put_planes(const uint32_t (*quads)[kMaxHeadDim], uint32_t dims,
+                                        uint8_t* planes) {
+  for (uint32_t plane = 0; plane < kV3Planes; ++plane) {
+    uint8_t* out = planes + size_t{plane} * dims * 4;
+    for (uint32_t d = 0; d < dims; ++d) {
+      const uint32_t word = quads[2 * plane][d] | quads[2 * plane + 1][d] << 4 |
+                            ((quads[6][d] >> plane) & kBytes01) << 3 |
+                            ((quads[7][d] >> plane) & kBytes01) << 7;
+      std::memcpy(out + size_t{d} * 4, &word, sizeof word);
+    }
+  }
+}
+
+POLYKV_TARGET inline void v3_take_planes(const uint8_t* planes, uint32_t dims,
+                                         uint32_t (*quads)[kMaxHeadDim]) {
+  for (uint32_t i = 0; i < dims; ++i) {
+    uint32_t w[kV3Planes];
+    for (uint32_t p = 0; p < kV3Planes; ++p) {
+      std::memcpy(&w[p], planes + (size_t{p} * dims + i) * 4, sizeof w[p]);
+      quads[2 * p][i] = w[p] & kBytes07;
+      quads[2 * p + 1][i] = (w[p] >> 4) & kBytes07;
+    }
+    quads[6][i] =
+        ((w[0] >> 3) & kBytes01) | ((w[1] >> 3) & kBytes01) << 1 | ((w[2] >> 3) & kBytes01) << 2;
+    quads[7][i] =
+        ((w[0] >> 7) & kBytes01) | ((w[1] >> 7) & kBytes01) << 1 | ((w[2] >> 7) & kBytes01) << 2;
+  }
+}
+
 POLYKV_TARGET void v3_pack_rows(const Rows& rows, const float* divisors, uint8_t* codes) {
-  alignas(64) uint32_t quads[kV3GroupQuads][kMaxHeadDim];
+  alignas(64) uint32_t quads[kGroupQuads][kMaxHeadDim];
   alignas(64) float rotated[kMaxHeadDim];
-  for (uint32_t group = 0; group < kTokenQuads / kV3GroupQuads; ++group) {
-    for (uint32_t i = 0; i < kV3GroupQuads; ++i) {
-      const uint32_t quad = group * kV3GroupQuads + i;
+  for (uint32_t group = 0; group < kTokenQuads / kGroupQuads; ++group) {
+    for (uint32_t i = 0; i < kGroupQuads; ++i) {
+      const uint32_t quad = group * kGroupQuads + i;
       fill_quad(quad, rows.count, rows.dims, quads[i], [&](uint32_t row, int32_t* out) {
         rotate_row(rows.data + row * rows.stride, divisors[row], rows.dims, rotated);
         nearest_codes(rotated, rows.dims, out);
         return true;
       });
     }
-    for (uint32_t plane = 0; plane < kV3Planes; ++plane) {
-      uint8_t* out = codes + size_t{group * kV3Planes + plane} * rows.dims * 4;
-      for (uint32_t d = 0; d < rows.dims; ++d) {
-        const uint32_t word = quads[2 * plane][d] | quads[2 * plane + 1][d] << 4 |
-                              ((quads[6][d] >> plane) & kBytes01) << 3 |
-                              ((quads[7][d] >> plane) & kBytes01) << 7;
-        std::memcpy(out + size_t{d} * 4, &word, sizeof word);
-      }
-    }
+    v3_put_planes(quads, rows.dims, codes + size_t{group} * kV3Planes * rows.dims * 4);
   }
 }
 
@@ -312,32 +334,15 @@ POLYKV_TARGET inline void v3_unpack_row(const uint32_t* quad, uint32_t lane, uin
 
 POLYKV_TARGET void v3_unpack_rows(const uint8_t* codes, uint32_t dims, const float* norms,
                                   float* rows, int64_t stride) {
-  alignas(64) uint32_t quads[kV3GroupQuads][kMaxHeadDim];
+  alignas(64) uint32_t quads[kGroupQuads][kMaxHeadDim];
   const float inverse_dims = 1.0F / static_cast<float>(dims);
-  for (uint32_t group = 0; group < kTokenQuads / kV3GroupQuads; ++group) {
-    const uint8_t* planes = codes + size_t{group} * kV3Planes * dims * 4;
-    for (uint32_t i = 0; i < dims; ++i) {
-      uint32_t w[kV3Planes];
-      for (uint32_t p = 0; p < kV3Planes; ++p) {
-        std::memcpy(&w[p], planes + (size_t{p} * dims + i) * 4, sizeof w[p]);
-        quads[2 * p][i] = w[p] & kBytes07;
-        quads[2 * p + 1][i] = (w[p] >> 4) & kBytes07;
-      }
-      quads[6][i] =
-          ((w[0] >> 3) & kBytes01) | ((w[1] >> 3) & kBytes01) << 1 | ((w[2] >> 3) & kBytes01) << 2;
-      quads[7][i] =
-          ((w[0] >> 7) & kBytes01) | ((w[1] >> 7) & kBytes01) << 1 | ((w[2] >> 7) & kBytes01) << 2;
-    }
-    for (uint32_t i = 0; i < kV3GroupQuads; ++i) {
+  for (uint32_t group = 0; group < kTokenQuads / kGroupQuads; ++group) {
+    v3_take_planes(codes + size_t{group} * kV3Planes * dims * 4, dims, quads);
+    for (uint32_t i = 0; i < kGroupQuads; ++i) {
       for (uint32_t lane = 0; lane < 4; ++lane) {
-        const uint32_t token = quad_token(group * kV3GroupQuads + i, lane);
+        const uint32_t token = quad_token(group * kGroupQuads + i, lane);
         v3_unpack_row(quads[i], lane, dims, norms[token] * inverse_dims, rows + token * stride);
       }
     }
   }
 }
-
-constexpr Ops kOps = {POLYKV_OPS_NAME,    f32_from_f16_loop, f32_from_bf16_loop, f16_from_f32_loop,
-                      bf16_from_f32_loop, max_abs_rows,      add_rows_to,        norms_of,
-                      k8_pack_rows,       v8_pack_rows,      v3_pack_rows,       k8_unpack_rows,
-                      v8_unpack_rows,     v3_unpack_rows};

@@ -184,7 +184,7 @@ int main(int argc, char** argv) {
   report("memcpy", "fp32 bytes", measure([&] { std::memcpy(to.data(), from.data(), from.size()); }),
          bytes, 0);
   bool all = true;
-  for (const Profile profile : {Profile::exact, Profile::k8v8, Profile::paper_k8v3}) {
+  for (const Profile profile : kAllProfiles) {
     if (verified(profile, geometry)) {
       bench(profile, layers, layer_count, bytes);
     } else {

@@ -146,7 +146,7 @@ int main(int argument_count, char** arguments) {
     }
     to.set_token_count(count);
   };
-  for (const Profile profile : {Profile::exact, Profile::k8v8, Profile::paper_k8v3}) {
+  for (const Profile profile : test::kAllProfiles) {
     KvCache cache = new_cache();
     copy_tokens(cache, kPrefix);
     pass_through_codec(cache, identity, profile, 0, kPrefix);

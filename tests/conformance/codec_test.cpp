@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "kernels/half.h"
+#include "kernels/profiles.h"
 #include "tests/support/segments.h"
 
 using namespace polykv;
@@ -44,6 +45,12 @@ double worst_row_error(const std::vector<float>& got, const std::vector<float>& 
     worst = std::max(worst, size == 0 ? error : squared ? std::sqrt(error / size) : error / size);
   }
   return worst;
+}
+
+/// Relative error that no row of 64 or more Gaussians passes.
+double worst_error(uint32_t bits) {
+  constexpr double kErrors[] = {0.4, 0.22, 0.13, 0.08};
+  return kErrors[bits - 3];
 }
 
 bool all_finite(const std::vector<float>& values) {
@@ -89,6 +96,72 @@ TEST_CASE("k8v8 stays within half a step of each row's largest centred value") {
         }
       }
     }
+  }
+}
+
+TEST_CASE("rotated rows stay within their bits' error at every head_dim and every tail") {
+  const auto rule = GENERATE(from_range(std::begin(kProfileRules), std::end(kProfileRules)));
+  constexpr uint32_t kDims[] = {64, 80, 96, 112, 128, 192, 256};
+  for (const Backend backend : kBackends) {
+    for (size_t i = 0; i < std::size(kDims); ++i) {
+      const LayerGeometry geometry{2, kDims[i], kDims[std::size(kDims) - 1 - i], 0};
+      // The reference is slow, and goes through a row whatever its token.
+      const bool every_tail = i == 0 && backend == Backend::cpu;
+      for (uint64_t tokens = every_tail ? 1 : 66; tokens <= (every_tail ? 129 : 66); ++tokens) {
+        const LayerValues values = random_values(geometry, tokens, kDims[i]);
+        const AlignedBytes bytes = encode_one(values, rule.profile, backend);
+        const SegmentView view = open_segment(bytes);
+        const LayerValues back = decode_all(view, 0, backend);
+        // K's error is that of what is left when its mean is taken away.
+        LayerValues centred = values;
+        LayerValues centred_back = back;
+        const uint64_t head_values = tokens * geometry.k_head_dim;
+        for (size_t at = 0; at < values.k.size(); ++at) {
+          const float mean =
+              view.layer(0)
+                  .k_means[at / head_values * geometry.k_head_dim + at % geometry.k_head_dim];
+          centred.k[at] -= mean;
+          centred_back.k[at] -= mean;
+        }
+        if (rule.k.rotated) {
+          REQUIRE(worst_row_error(centred_back.k, centred.k, geometry.k_head_dim, true) <
+                  worst_error(rule.k.bits));
+        }
+        if (rule.v.rotated) {
+          REQUIRE(worst_row_error(back.v, values.v, geometry.v_head_dim, true) <
+                  worst_error(rule.v.bits));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("rotated rows have a Gaussian's error on average, and are unbiased") {
+  // Squared error of Lloyd-Max levels, which an unbiased gain makes larger by that much again.
+  const auto expected = [](uint32_t bits) {
+    constexpr double kErrors[] = {0.03455, 0.009501, 0.002505, 0.000644};
+    return kErrors[bits - 3] / (1 - kErrors[bits - 3]);
+  };
+  const LayerValues values = random_values({1, 64, 80, 0}, 2000, 15);
+  for (const ProfileRule& rule : kProfileRules) {
+    if (!rule.v.rotated) continue;
+    const LayerValues back = round_trip(values, rule.profile, Backend::cpu);
+    double error = 0;
+    double energy = 0;
+    double worst_bias = 0;
+    for (size_t row = 0; row < 2000; ++row) {
+      double product = 0;
+      double square = 0;
+      for (size_t at = row * 80; at < (row + 1) * 80; ++at) {
+        error += std::pow(double{back.v[at]} - values.v[at], 2);
+        square += double{values.v[at]} * values.v[at];
+        product += double{values.v[at]} * back.v[at];
+      }
+      energy += square;
+      worst_bias = std::max(worst_bias, std::abs(product / square - 1));
+    }
+    CHECK(error / energy < 1.01 * expected(rule.v.bits));
+    CHECK(worst_bias < 0x1p-10);
   }
 }
 
@@ -145,7 +218,7 @@ TEST_CASE("a source of any dtype and strides encodes to the same bytes") {
   for (std::vector<float>* tensor : {&values.k, &values.v}) {
     for (float& value : *tensor) value = std::nearbyint(std::clamp(value, -7.0F, 7.0F) * 16) / 16;
   }
-  for (const Profile profile : {Profile::exact, Profile::k8v8, Profile::paper_k8v3}) {
+  for (const Profile profile : kAllProfiles) {
     for (const Backend backend : kBackends) {
       SegmentOptions options;
       options.backend = backend;
@@ -198,7 +271,7 @@ TEST_CASE("any token range decodes into any strides and dtype, and nothing else 
   struct Range {
     uint64_t first, count;
   };
-  for (const Profile profile : {Profile::exact, Profile::k8v8, Profile::paper_k8v3}) {
+  for (const Profile profile : kAllProfiles) {
     const AlignedBytes bytes = encode_one(values, profile, Backend::reference);
     const SegmentView view = open_segment(bytes);
     for (const Backend backend : kBackends) {
@@ -265,7 +338,7 @@ TEST_CASE("any token range decodes into any strides and dtype, and nothing else 
 
 TEST_CASE("K alone and V alone decode") {
   const LayerValues values = random_values({1, 64, 64, 0}, 70, 8);
-  for (const Profile profile : {Profile::exact, Profile::k8v8, Profile::paper_k8v3}) {
+  for (const Profile profile : kAllProfiles) {
     const AlignedBytes bytes = encode_one(values, profile, Backend::cpu);
     const SegmentView view = open_segment(bytes);
     for (const Backend backend : kBackends) {
@@ -290,7 +363,7 @@ TEST_CASE("zeros decode to zeros, and huge, tiny and mixed magnitudes stay finit
   const LayerGeometry geometry{2, 64, 64, 0};
   for (const Backend backend : kBackends) {
     const LayerValues zeros = empty_values(geometry, 70);
-    for (const Profile profile : {Profile::exact, Profile::k8v8, Profile::paper_k8v3}) {
+    for (const Profile profile : kAllProfiles) {
       const LayerValues back = round_trip(zeros, profile, backend);
       CHECK(back.k == zeros.k);
       CHECK(back.v == zeros.v);
@@ -306,6 +379,15 @@ TEST_CASE("zeros decode to zeros, and huge, tiny and mixed magnitudes stay finit
       const LayerValues paper = round_trip(values, Profile::paper_k8v3, backend);
       CHECK(all_finite(paper.k));
       CHECK(all_finite(paper.v));
+      for (const ProfileRule& rule : kProfileRules) {
+        const LayerValues back = round_trip(values, rule.profile, backend);
+        CHECK(all_finite(back.k));
+        CHECK(all_finite(back.v));
+        // Rows beneath 2^-126 are denormal, and so are their gains.
+        if (scale >= 1e-30F && rule.v.rotated) {
+          CHECK(worst_row_error(back.v, values.v, 64, true) < worst_error(rule.v.bits));
+        }
+      }
       if (scale >= 1e-30F) CHECK(worst_row_error(k8v8.v, values.v, 64, false) <= 0.51 / 127);
       if (scale >= 1e30F) CHECK(worst_row_error(paper.v, values.v, 64, true) < 0.35);
     }
@@ -315,13 +397,17 @@ TEST_CASE("zeros decode to zeros, and huge, tiny and mixed magnitudes stay finit
     for (size_t i = 0; i < 64; ++i) mixed.v[20 * 64 + i] *= 1e6F;
     CHECK(worst_row_error(round_trip(mixed, Profile::k8v8, backend).v, mixed.v, 64, false) <=
           0.51 / 127);
+    CHECK(worst_row_error(round_trip(mixed, Profile::k5v4, backend).v, mixed.v, 64, true) <
+          worst_error(4));
     for (size_t i = 0; i < 64; ++i) {
       mixed.v[20 * 64 + i] *= 1e24F;
       mixed.k[20 * 64 + i] *= 1e30F;
     }
-    const LayerValues back = round_trip(mixed, Profile::k8v8, backend);
-    CHECK(all_finite(back.k));
-    CHECK(all_finite(back.v));
+    for (const ProfileRule& rule : kProfileRules) {
+      const LayerValues back = round_trip(mixed, rule.profile, backend);
+      CHECK(all_finite(back.k));
+      CHECK(all_finite(back.v));
+    }
   }
 }
 
@@ -334,7 +420,7 @@ TEST_CASE(
     bool exact_too;
   };
   for (const Backend backend : kBackends) {
-    for (const Profile profile : {Profile::exact, Profile::k8v8, Profile::paper_k8v3}) {
+    for (const Profile profile : kAllProfiles) {
       for (const Bad bad : {Bad{std::nanf(""), true},
                             {std::numeric_limits<float>::infinity(), true},
                             {-std::numeric_limits<float>::infinity(), true},
@@ -375,13 +461,14 @@ TEST_CASE("chosen exact rows are kept in fp16 wherever they are") {
   const LayerGeometry geometry{2, 64, 64, 0};
   LayerValues values = random_values(geometry, 150, 14);
   for (size_t i = 0; i < 64; ++i) values.k[100 * 64 + i] *= 1e5F;  // beyond fp16 itself
+  const auto rule = GENERATE(from_range(std::begin(kProfileRules), std::end(kProfileRules)));
   for (const Backend backend : kBackends) {
     SegmentOptions options;
     options.backend = backend;
     options.chosen_exact_rows = 2;
     options.chosen = {63, 100};
     const AlignedBytes bytes = build_segment(
-        test_spec(test_model({geometry}), Profile::k8v8, 150, options), {values}, options);
+        test_spec(test_model({geometry}), rule.profile, 150, options), {values}, options);
     const LayerValues back = decode_all(open_segment(bytes), 0, backend);
     for (const size_t token : {size_t{0}, size_t{3}, size_t{63}, size_t{100}}) {
       for (size_t head = 0; head < 2; ++head) {
@@ -393,6 +480,7 @@ TEST_CASE("chosen exact rows are kept in fp16 wherever they are") {
       }
     }
     // The outlier is an exact row and so touches no other row's mean or gain.
-    CHECK(std::abs(back.k[101 * 64] - values.k[101 * 64]) <= 0.51 / 127 * 12);
+    CHECK(std::abs(back.k[101 * 64] - values.k[101 * 64]) <=
+          (rule.k.rotated ? 1.0 : 0.51 / 127 * 12));
   }
 }

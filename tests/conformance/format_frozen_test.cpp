@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 
 #include "kernels/block_layout.h"
+#include "kernels/codebooks.h"
 #include "tests/support/segments.h"
 
 using namespace polykv;
@@ -75,19 +76,98 @@ TEST_CASE("V3 keeps quads 0 to 5 of a group in nibbles and 6 and 7 in their spar
   }
 }
 
+TEST_CASE(
+    "K4 to K6 hold pieces of 32 tokens and 16 dims: lines of nibbles, then what is above them") {
+  const auto place = [](CodePlace p) { return std::pair(p.offset, p.shift); };
+  using Place = std::pair<uint64_t, uint32_t>;
+  CHECK(place(k_low_place(0, 0, 64, 5)) == Place(0, 0));
+  CHECK(place(k_low_place(1, 3, 64, 5)) == Place(7, 0));
+  CHECK(place(k_low_place(0, 4, 64, 5)) == Place(0, 4));
+  CHECK(place(k_low_place(15, 13, 64, 5)) == Place(64 + 61, 4));
+  CHECK(place(k_low_place(16, 8, 64, 5)) == Place(3 * 64, 0));
+  CHECK(place(k_low_place(0, 16, 64, 5)) == Place(320, 0));
+  CHECK(place(k_low_place(32, 0, 64, 5)) == Place(4 * 320, 0));
+  CHECK(place(k_low_place(32, 0, 80, 4)) == Place(5 * 256, 0));
+  CHECK(place(k_high_place(0, 0, 64, 5)) == Place(256, 0));
+  CHECK(place(k_high_place(2, 14, 64, 5)) == Place(256 + 10, 3));
+  CHECK(place(k_high_place(18, 14, 64, 5)) == Place(256 + 10, 7));
+  CHECK(place(k_high_place(2, 14, 64, 6)) == Place(256 + 10, 6));
+  CHECK(place(k_high_place(18, 14, 64, 6)) == Place(320 + 10, 6));
+  CHECK(place(k_high_place(63, 63, 64, 6)) == Place(8 * 384 - 1, 6));
+  for (const uint32_t bits : {4U, 5U, 6U}) {
+    std::vector<uint8_t> codes(64 * 48 / 8 * bits);
+    const auto code = [&](uint32_t token, uint32_t dim) {
+      return (token * 5 + dim * 3) % (1U << bits);
+    };
+    for (uint32_t i = 0; i < 64 * 48; ++i) {
+      k_put(codes.data(), i / 48, i % 48, 48, bits, code(i / 48, i % 48));
+    }
+    for (uint32_t i = 0; i < 64 * 48; ++i) {
+      REQUIRE(k_get(codes.data(), i / 48, i % 48, 48, bits) == code(i / 48, i % 48));
+    }
+  }
+}
+
+TEST_CASE("V4 and V5 keep the quads of a group in nibbles, and V5 the fifth bits in a plane") {
+  const auto place = [](CodePlace p) { return std::pair(p.offset, p.shift); };
+  using Place = std::pair<uint64_t, uint32_t>;
+  CHECK(place(v_low_place(0, 0, 64, 4)) == Place(0, 0));
+  CHECK(place(v_low_place(33, 2, 64, 4)) == Place(9, 4));       // quad 1, lane 1
+  CHECK(place(v_low_place(6, 0, 64, 4)) == Place(3 * 256, 0));  // quad 6: plane 3
+  CHECK(place(v_low_place(8, 0, 64, 4)) == Place(4 * 256, 0));  // the second group
+  CHECK(place(v_low_place(8, 0, 64, 5)) == Place(5 * 256, 0));
+  CHECK(place(v_high_place(7, 1, 64)) == Place(4 * 256 + 4, 7));
+  CHECK(place(v_high_place(63, 63, 64)) == Place(10 * 256 - 1, 7));
+  for (const uint32_t bits : {3U, 4U, 5U}) {
+    std::vector<uint8_t> codes(64 * 48 / 8 * bits);
+    const auto code = [&](uint32_t token, uint32_t dim) {
+      return (token * 5 + dim * 3) % (1U << bits);
+    };
+    for (uint32_t i = 0; i < 64 * 48; ++i) {
+      v_put(codes.data(), i / 48, i % 48, 48, bits, code(i / 48, i % 48));
+    }
+    for (uint32_t i = 0; i < 64 * 48; ++i) {
+      REQUIRE(v_get(codes.data(), i / 48, i % 48, 48, bits) == code(i / 48, i % 48));
+    }
+  }
+}
+
+TEST_CASE("levels and signs are those of version 1") {
+  for (const Codebook& book : kCodebooks) {
+    CHECK(book.size == 1U << book.bits);
+    for (uint32_t code = 0; code < book.size; ++code) {
+      CHECK(book.levels[code] == -book.levels[book.size - 1 - code]);
+      if (code > 0) CHECK(book.levels[code] > book.levels[code - 1]);
+    }
+  }
+  CHECK(codebook(3).levels[7] == 88);
+  CHECK(codebook(4).levels[8] == 5);
+  CHECK(codebook(5).levels[31] == 97);
+  CHECK(codebook(6).levels[0] == -108);
+  CHECK(kRotationSigns[0] == 0x72939daf1dc92328);
+  CHECK(kRotationSigns[15] == 0xe4b27581a1df764a);
+}
+
 TEST_CASE("segments of a fixed input have the bytes that version 1 gave them") {
-  const std::vector<LayerGeometry> geometry = {{2, 16, 8, 0}, {1, 32, 64, 128}};
+  const std::vector<LayerGeometry> powers_of_two = {{2, 16, 8, 0}, {1, 32, 64, 128}};
+  const std::vector<LayerGeometry> multiples_of_16 = {{2, 80, 96, 0}, {1, 64, 112, 128}};
   struct Frozen {
     Profile profile;
+    const std::vector<LayerGeometry>& geometry;
     uint64_t size_bytes;
     uint64_t checksum;
   };
   const Frozen frozen[] = {
-      {Profile::exact, 40960, 0x2dd5cadff62d6b7f},
-      {Profile::k8v8, 28672, 0x1d147d445df22feb},
-      {Profile::paper_k8v3, 20480, 0xf9a204dff4d65100},
+      {Profile::exact, powers_of_two, 40960, 0x2dd5cadff62d6b7f},
+      {Profile::k8v8, powers_of_two, 28672, 0x1d147d445df22feb},
+      {Profile::paper_k8v3, powers_of_two, 20480, 0xf9a204dff4d65100},
+      {Profile::k6v5, multiples_of_16, 57344, 0xe42d9504b9964150},
+      {Profile::k5v4, multiples_of_16, 49152, 0xb000f60b5becd7cc},
+      {Profile::k8v3, multiples_of_16, 57344, 0xa8321db9734369d6},
+      {Profile::k4v3, multiples_of_16, 40960, 0x9d846de29b5fe8ce},
   };
   for (const Frozen& want : frozen) {
+    const std::vector<LayerGeometry>& geometry = want.geometry;
     SegmentOptions options;
     options.backend =
         Backend::reference;  // the fast paths may differ where a value lies on a boundary

@@ -179,6 +179,25 @@ TEST_CASE("a suffix over a cache that somebody else filled gives the same logits
   CHECK(relative_error(logits.data(), expected.data(), logits.size()) <= kTolerance);
 }
 
+TEST_CASE("logits of every row are those of one token after the other, whatever the chunk") {
+  const auto ids = std::span(reference().ids).first(30);
+  Transformer transformer(weights());
+  const size_t vocabulary = transformer.config().vocab_size;
+  KvCache whole = KvCache::create(transformer.config(), 30).value();
+  std::vector<float> all(ids.size() * vocabulary);
+  ForwardOptions options;
+  options.chunk_tokens = 20;
+  REQUIRE(transformer.forward(ids, whole, all, options).is_ok());
+  KvCache steps = KvCache::create(transformer.config(), 30).value();
+  std::vector<float> one(vocabulary);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    REQUIRE(transformer.forward(ids.subspan(i, 1), steps, one).is_ok());
+    CHECK(relative_error(&all[i * vocabulary], one.data(), vocabulary) <= kTolerance);
+  }
+  std::vector<float> two(2 * vocabulary);
+  CHECK(transformer.forward(ids.first(3), steps, two).code() == POLYKV_ERR_INVALID_ARGUMENT);
+}
+
 TEST_CASE("progress cancels a prefill, and the cache keeps the chunks that were done") {
   Transformer transformer(weights());
   KvCache cache = KvCache::create(transformer.config(), 512).value();

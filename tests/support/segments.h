@@ -14,6 +14,10 @@
 
 namespace polykv::test {
 
+inline constexpr Profile kAllProfiles[] = {Profile::exact, Profile::paper_k8v3, Profile::k8v8,
+                                           Profile::k6v5,  Profile::k5v4,       Profile::k8v3,
+                                           Profile::k4v3};
+
 /// 4096-byte aligned bytes of an exact length, so that the address sanitizer sees a read behind the
 /// end.
 class AlignedBytes {

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <random>
 
+#include "kernels/profiles.h"
 #include "tests/support/segments.h"
 
 using namespace polykv;
@@ -13,11 +14,11 @@ using namespace polykv::test;
 namespace {
 
 AlignedBytes small_segment(Profile profile) {
-  const std::vector<LayerGeometry> geometry = {{1, 8, 16, 0}, {2, 12, 8, 32}};
+  const std::vector<LayerGeometry> geometry = {{1, 16, 32, 0}, {2, 48, 16, 32}};
   SegmentOptions options;
   options.has_certificate = true;
   options.chosen_exact_rows = 2;
-  if (profile == Profile::k8v8) options.chosen = {9, 66};
+  if (profile_rule(profile) != nullptr) options.chosen = {9, 66};
   return build_segment(test_spec(test_model(geometry), profile, 70, options),
                        {random_values(geometry[0], 70, 1), random_values(geometry[1], 70, 2)},
                        options);
@@ -58,12 +59,10 @@ AlignedBytes copy_of(std::span<const uint8_t> bytes) {
   return copy;
 }
 
-constexpr Profile kProfiles[] = {Profile::exact, Profile::k8v8, Profile::paper_k8v3};
-
 }  // namespace
 
 TEST_CASE("each byte of header and layer table changed in turn never leads out of range") {
-  for (const Profile profile : kProfiles) {
+  for (const Profile profile : kAllProfiles) {
     AlignedBytes bytes = small_segment(profile);
     const size_t end = sizeof(SegmentHeader) + 2 * sizeof(LayerRecord);
     Outcome outcome;
@@ -100,7 +99,7 @@ TEST_CASE("seeded mutations of fields and payload never lead out of range") {
   const uint64_t interesting[] = {0,          1,          3,          63,         64,
                                   65,         255,        4096,       0x7fffffff, 0x80000000,
                                   0xffffffff, 1ULL << 32, 1ULL << 40, 1ULL << 63, ~uint64_t{0}};
-  for (const Profile profile : kProfiles) {
+  for (const Profile profile : kAllProfiles) {
     const AlignedBytes original = small_segment(profile);
     const size_t table_end = sizeof(SegmentHeader) + 2 * sizeof(LayerRecord);
     Outcome outcome;

@@ -68,9 +68,9 @@ struct Transformer::State {
   void normalise(size_t row_count, const float* input, const float* weight);
   void rotate_and_store(size_t row_count, uint32_t first_position, KvCache& cache, uint32_t layer);
   void feed_forward(size_t row_count, float* rows, const WeightsLayout::Layer& layer);
-  bool run_chunk(std::span<const uint32_t> ids, KvCache& cache, bool want_last_row,
+  bool run_chunk(std::span<const uint32_t> ids, KvCache& cache, size_t wanted_rows,
                  const std::function<bool()>& go_on);
-  void read_out(const float* row, std::span<float> logits);
+  void read_out(const float* rows, size_t row_count, float* logits);
 };
 
 void Transformer::State::reserve(size_t row_count, size_t position_count) {
@@ -161,10 +161,10 @@ void Transformer::State::feed_forward(size_t row_count, float* rows,
   multiply_transposed(hidden.data(), at(layer.down), rows, count, embedding, width, Store::add);
 }
 
-/// K and V of all rows go into the cache. Above the last layer's K and V only the last row is
-/// computed, and only if it is wanted: it ends in x[last row]. False: cancelled between two layers.
+/// K and V of all rows go into the cache. Above the last layer's K and V only the last `wanted_rows`
+/// are computed: they end in the last rows of x. False: cancelled between two layers.
 bool Transformer::State::run_chunk(std::span<const uint32_t> ids, KvCache& cache,
-                                   bool want_last_row, const std::function<bool()>& go_on) {
+                                   size_t wanted_rows, const std::function<bool()>& go_on) {
   const size_t row_count = ids.size();
   const uint32_t first_position = cache.token_count();
   embed(ids);
@@ -178,8 +178,8 @@ bool Transformer::State::run_chunk(std::span<const uint32_t> ids, KvCache& cache
     rotate_and_store(row_count, first_position, cache, i);
 
     const bool is_last_layer = i + 1 == config.layer_count;
-    if (is_last_layer && !want_last_row) break;
-    const size_t skipped = is_last_layer ? row_count - 1 : 0;
+    if (is_last_layer && wanted_rows == 0) break;
+    const size_t skipped = is_last_layer ? row_count - wanted_rows : 0;
     const size_t rows = row_count - skipped;
     const AttentionShape shape = {config.head_count, static_cast<uint32_t>(rows),
                                   first_position + static_cast<uint32_t>(skipped), sizes.qkv,
@@ -195,10 +195,10 @@ bool Transformer::State::run_chunk(std::span<const uint32_t> ids, KvCache& cache
   return true;
 }
 
-void Transformer::State::read_out(const float* row, std::span<float> logits) {
-  normalise(1, row, at(weights->layout().output_norm));
-  multiply_transposed(normed.data(), at(weights->layout().output), logits.data(), 1,
-                      static_cast<int64_t>(config.vocab_size),
+void Transformer::State::read_out(const float* rows, size_t row_count, float* logits) {
+  normalise(row_count, rows, at(weights->layout().output_norm));
+  multiply_transposed(normed.data(), at(weights->layout().output), logits,
+                      static_cast<int64_t>(row_count), static_cast<int64_t>(config.vocab_size),
                       static_cast<int64_t>(sizes.embedding), Store::overwrite);
 }
 
@@ -220,8 +220,9 @@ Status Transformer::forward(std::span<const uint32_t> ids, KvCache& cache, std::
   };
   if (ids.empty()) return invalid("no tokens; give at least one");
   if (options.chunk_tokens == 0) return invalid("chunk_tokens is 0; give at least 1");
-  if (!logits.empty() && logits.size() != config.vocab_size)
-    return invalid("logits are not of the vocabulary's size");
+  const bool all_rows = logits.size() == ids.size() * config.vocab_size;
+  if (!logits.empty() && !all_rows && logits.size() != config.vocab_size)
+    return invalid("logits are not of the vocabulary's size, once or for each token");
   if (cache.layer_count() != config.layer_count || cache.kv_head_count() != config.kv_head_count ||
       cache.head_dim() != config.head_dim) {
     return invalid("the KV cache has another model's shape");
@@ -255,10 +256,12 @@ Status Transformer::forward(std::span<const uint32_t> ids, KvCache& cache, std::
   for (size_t done = 0; done < ids.size(); done += chunk) {
     const auto part = ids.subspan(done, std::min(chunk, ids.size() - done));
     const bool is_last = done + part.size() == ids.size();
-    const bool want_logits = is_last && !logits.empty();
-    if (!state_->run_chunk(part, cache, want_logits, options.between_layers)) return cancelled();
-    if (want_logits) {
-      state_->read_out(&state_->x[(part.size() - 1) * state_->sizes.embedding], logits);
+    const size_t last_row = is_last && !logits.empty() ? 1 : 0;
+    const size_t wanted_rows = all_rows ? part.size() : last_row;
+    if (!state_->run_chunk(part, cache, wanted_rows, options.between_layers)) return cancelled();
+    if (wanted_rows > 0) {
+      state_->read_out(&state_->x[(part.size() - wanted_rows) * state_->sizes.embedding],
+                       wanted_rows, logits.data() + (all_rows ? done * config.vocab_size : 0));
     }
     if (options.progress && !options.progress(cache.token_count(), static_cast<uint32_t>(end)) &&
         !is_last) {

@@ -51,8 +51,9 @@ class Transformer {
   const ModelConfig& config() const;
 
   /// Appends `ids` to the cache at positions cache.token_count() onwards: a prefill when the cache
-  /// is empty, a suffix or a decode step otherwise. `logits` (empty, or vocab_size floats) receives
-  /// those of the last row. POLYKV_ERR_INVALID_ARGUMENT: an id outside the vocabulary, a cache of
+  /// is empty, a suffix or a decode step otherwise. `logits` receives nothing when it is empty, the
+  /// last row's when it has vocab_size floats, and [id, vocab_size] when it has as many for each id.
+  /// POLYKV_ERR_INVALID_ARGUMENT: an id outside the vocabulary, a cache of
   /// another shape or too small, no ids. POLYKV_ERR_CONTEXT_EXCEEDED: the sequence would be longer
   /// than the model's context.
   Status forward(std::span<const uint32_t> ids, KvCache& cache, std::span<float> logits,

@@ -55,7 +55,7 @@ JobResult Job::run() {
 Status Job::run_steps() {
   POLYKV_ASSIGN_OR_RETURN(codec_, require_codec(profile_));
   for (const LayerGeometry& layer : model_.identity().layers) {
-    POLYKV_RETURN_IF_ERROR(codec_->check_geometry(layer));
+    POLYKV_RETURN_IF_ERROR(codec_->check_geometry(codec_->profile, layer));
   }
   POLYKV_RETURN_IF_ERROR(keep_alive(POLYKV_INGEST_TOKENIZING, 0));
   POLYKV_ASSIGN_OR_RETURN(ids_, has_text_ ? read_ids() : read_id_list());

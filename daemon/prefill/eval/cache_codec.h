@@ -1,0 +1,29 @@
+// A KV cache through a codec profile or a baseline: what an agent finds who decodes a document.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/result.h"
+#include "daemon/prefill/eval/baselines.h"
+#include "daemon/prefill/transformer/kv_cache.h"
+#include "include/internal/geometry.h"
+
+namespace polykv::eval {
+
+struct Method {
+  std::string name;
+  Profile profile = Profile::any;  // unless it is a baseline
+  std::optional<Baseline> baseline;
+};
+/// POLYKV_ERR_INVALID_ARGUMENT names those that exist.
+Result<Method> method_from_name(const std::string& name);
+std::vector<std::string> all_method_names();
+
+/// The first `token_count` tokens of `source` as `method` keeps them, into `target`, whose token
+/// count becomes that. Gives the bits per value of K and V, everything counted that is stored.
+Result<double> pass_through_method(const Method& method, const ModelIdentity& identity,
+                                   const KvCache& source, uint32_t token_count, KvCache& target);
+
+}  // namespace polykv::eval

@@ -1,0 +1,134 @@
+// polykv_eval --model GGUF --text FILE: what each codec profile costs a model on a text, by the
+// Kullback-Leibler divergence of its next-token distributions from those of the uncompressed cache.
+// q8_0, q5_0 and q4_0, llama.cpp's cache formats, are there for comparison.
+//
+// Exit codes: 0, or the number of the status that ended it (docs/exit-codes.md).
+#include <fcntl.h>
+
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "common/fd.h"
+#include "daemon/prefill/eval/protocol.h"
+#include "daemon/prefill/model/model.h"
+#include "daemon/prefill/model/tokenizer.h"
+
+namespace polykv::eval {
+
+namespace {
+
+struct Arguments {
+  std::string model;
+  std::string text;
+  Protocol protocol;
+  std::vector<std::string> profiles = all_method_names();
+  uint32_t thread_count = std::max(1U, std::thread::hardware_concurrency());
+  bool json = false;
+};
+
+Result<std::vector<Method>> methods_of(const Arguments& arguments) {
+  std::vector<Method> methods;
+  for (const std::string& name : arguments.profiles) {
+    POLYKV_ASSIGN_OR_RETURN(Method method, method_from_name(name));
+    methods.push_back(std::move(method));
+  }
+  return methods;
+}
+
+Result<std::string> read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return {POLYKV_ERR_SYSTEM, "open " + path + ": " + std::strerror(errno)};
+  return std::string{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+void print_table(const std::vector<MethodResult>& results) {
+  std::printf("%-11s %11s %11s %11s %11s %8s %20s\n", "profile", "bits/value", "KLD mean", "median",
+              "99.9 %", "top-1", "PPL change");
+  for (const MethodResult& result : results) {
+    const Summary& s = result.summary;
+    std::printf("%-11s %11.3f %11.6f %11.6f %11.4f %6.1f %% %+9.3f +- %.3f %%\n",
+                result.method.name.c_str(), result.bits_per_value, s.kld_mean, s.kld_median,
+                s.kld_p999, 100 * s.top1, s.ppl_change_percent, s.ppl_stderr);
+  }
+}
+
+void print_json(const std::vector<MethodResult>& results) {
+  auto profiles = nlohmann::ordered_json::array();
+  for (const MethodResult& result : results) {
+    const Summary& s = result.summary;
+    profiles.push_back({{"name", result.method.name},
+                        {"bits_per_value", result.bits_per_value},
+                        {"kld_mean", s.kld_mean},
+                        {"kld_median", s.kld_median},
+                        {"kld_p999", s.kld_p999},
+                        {"top1", s.top1},
+                        {"ppl_change_percent", s.ppl_change_percent},
+                        {"ppl_stderr", s.ppl_stderr}});
+  }
+  std::printf("%s\n", nlohmann::ordered_json{{"profiles", profiles}}.dump(2).c_str());
+}
+
+Status run(const Arguments& arguments) {
+  POLYKV_ASSIGN_OR_RETURN(const std::vector<Method> methods, methods_of(arguments));
+  POLYKV_ASSIGN_OR_RETURN(const std::string text, read_text(arguments.text));
+  const UniqueFd file(::open(arguments.model.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) return {POLYKV_ERR_SYSTEM, "open " + arguments.model + ": " + std::strerror(errno)};
+  POLYKV_ASSIGN_OR_RETURN(const Model model, Model::open(file.get(), arguments.model));
+  POLYKV_ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::from_gguf(model.gguf()));
+  POLYKV_ASSIGN_OR_RETURN(const std::vector<uint32_t> ids, tokenizer.encode(text));
+  set_thread_count(arguments.thread_count);
+  POLYKV_ASSIGN_OR_RETURN(Weights weights, Weights::load(model, arguments.thread_count));
+  const ModelIdentity identity = model_identity(model.config(), weights.fingerprint());
+  Transformer transformer(std::make_shared<const Weights>(std::move(weights)));
+  const auto progress = [&](uint32_t window, const Method& method) {
+    std::fprintf(stderr, "window %u of %u: %s\n", window + 1, arguments.protocol.window_count,
+                 method.name.c_str());
+  };
+  POLYKV_ASSIGN_OR_RETURN(const std::vector<MethodResult> results,
+                          run_protocol(arguments.protocol, identity, transformer, ids, methods,
+                                       arguments.thread_count, progress));
+  arguments.json ? print_json(results) : print_table(results);
+  return Status::ok();
+}
+
+}  // namespace
+
+}  // namespace polykv::eval
+
+int main(int argument_count, char** argument_values) {
+  using namespace polykv;
+  wait_passively(argument_values);
+  eval::Arguments arguments;
+  CLI::App app("What codec profiles cost a model on a text", "polykv_eval");
+  app.add_option("--model", arguments.model, "GGUF file")->required();
+  app.add_option("--text", arguments.text, "text to read windows of")->required();
+  app.add_option("--windows", arguments.protocol.window_count, "windows, evenly spaced")
+      ->capture_default_str();
+  app.add_option("--context", arguments.protocol.context_tokens,
+                 "tokens of a window that pass through the codec")
+      ->capture_default_str();
+  app.add_option("--targets", arguments.protocol.target_tokens,
+                 "tokens of a window that are scored")
+      ->capture_default_str();
+  app.add_option("--profiles", arguments.profiles, "profiles and baselines, separated by commas")
+      ->delimiter(',')
+      ->capture_default_str();
+  app.add_option("--threads", arguments.thread_count, "threads")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app.add_flag("--json", arguments.json, "print one JSON object");
+  try {
+    app.parse(argument_count, argument_values);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : static_cast<int>(POLYKV_ERR_INVALID_ARGUMENT);
+  }
+  const Status status = eval::run(arguments);
+  if (!status.is_ok()) std::fprintf(stderr, "polykv_eval: %s\n", status.message().c_str());
+  return static_cast<int>(status.code());
+}

@@ -1,0 +1,237 @@
+// Encoding reads the source two or three times (means and unfit values, largest of each row where
+// codes are int8, codes), a block at a time, so its own memory is one number a row.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "kernels/block_layout.h"
+#include "kernels/codec_rules.h"
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/gains.h"
+#include "kernels/cpu/tensors.h"
+#include "kernels/reference/reference.h"
+
+namespace polykv::cpu {
+
+namespace {
+
+constexpr int kExactRow = -1;  // in place of a row's largest value, and of its gain
+
+/// Calls action(low, high) for each run of tokens in [first, first + count) without exact ones.
+template <typename Action>
+void for_each_run(const LayerSlot& slot, uint64_t first, uint64_t count, Action action) {
+  const uint32_t* end = slot.exact_tokens + slot.exact_row_count;
+  const uint32_t* next = std::lower_bound<const uint32_t*>(slot.exact_tokens, end, first);
+  uint64_t low = first;
+  for (; next != end && *next < first + count; ++next) {
+    if (*next > low) action(low, uint64_t{*next});
+    low = uint64_t{*next} + 1;
+  }
+  if (low < first + count) action(low, first + count);
+}
+
+Rows slice(const Rows& rows, uint64_t from, uint64_t to) {
+  return {rows.data + static_cast<int64_t>(from) * rows.stride, rows.stride,
+          static_cast<uint32_t>(to - from), rows.dims};
+}
+
+/// The largest of each row, [kv_head, token]; false when a value is not finite or too large. Also
+/// adds up the means.
+bool scan(BlockReader& reader, const LayerSlot& slot, std::vector<float>& largest, float* means,
+          uint32_t dims) {
+  for (uint32_t head = 0; head < slot.geometry.kv_head_count; ++head) {
+    std::vector<double> sums(dims, 0.0);
+    float* row_largest = &largest[head * slot.token_count];
+    for (uint64_t block = 0; block < slot.block_count; ++block) {
+      const uint64_t first = block * kBlockTokens;
+      const uint32_t count = block_rows(slot.token_count, block);
+      const Rows rows = reader.read(head, first, count);
+      ops().max_abs(rows, nullptr, row_largest + first);
+      for (uint32_t i = 0; i < count; ++i) {
+        if (!(row_largest[first + i] <= kMaxMagnitude)) return false;
+      }
+      if (means == nullptr) continue;
+      for_each_run(slot, first, count, [&](uint64_t low, uint64_t high) {
+        ops().add_rows(slice(rows, low - first, high - first), sums.data());
+      });
+    }
+    const uint64_t averaged = slot.token_count - slot.exact_row_count;
+    if (means == nullptr || averaged == 0) continue;
+    for (uint32_t i = 0; i < dims; ++i) {
+      means[head * dims + i] = static_cast<float>(sums[i] / static_cast<double>(averaged));
+    }
+  }
+  return true;
+}
+
+/// K or V of a layer on its way into the blocks.
+struct Encoder {
+  TensorPart part;
+  BlockReader& reader;
+  const float* means;  // null: not centred
+  const LayerSlot& slot;
+
+  const float* head_means(uint32_t head) const {
+    return means == nullptr ? nullptr : means + size_t{head} * part.head_dim;
+  }
+  /// Calls action(head, block, rows, index of the first row in [kv_head, token]).
+  template <typename Action>
+  void for_each_block(Action action) const {
+    for (uint32_t head = 0; head < slot.geometry.kv_head_count; ++head) {
+      for (uint64_t block = 0; block < slot.block_count; ++block) {
+        const uint64_t first = block * kBlockTokens;
+        action(head, block, reader.read(head, first, block_rows(slot.token_count, block)),
+               head * slot.token_count + first);
+      }
+    }
+  }
+  template <typename T>
+  void mark_exact_rows(std::vector<T>& rows) const {
+    for (uint32_t head = 0; head < slot.geometry.kv_head_count; ++head) {
+      for (uint32_t row = 0; row < slot.exact_row_count; ++row) {
+        rows[head * slot.token_count + slot.exact_tokens[row]] = kExactRow;
+      }
+    }
+  }
+  /// Calls gain_of(row of [kv_head, token]) for each row that is not exact and stores its result.
+  template <typename GainOf>
+  void put_gains(GainOf gain_of) const {
+    for (uint32_t head = 0; head < slot.geometry.kv_head_count; ++head) {
+      for_each_run(slot, 0, slot.token_count, [&](uint64_t low, uint64_t high) {
+        for (uint64_t token = low; token < high; ++token) {
+          const uint16_t gain = gain_of(head * slot.token_count + token);
+          std::memcpy(slot.block(head, token / kBlockTokens) + part.gains +
+                          token % kBlockTokens * sizeof gain,
+                      &gain, sizeof gain);
+        }
+      });
+    }
+  }
+};
+
+/// `largest`: each row's, as scan() left it. Gives the gains' exponent, as the next one does.
+int32_t encode_int8(const Encoder& encoder, std::vector<float>& largest) {
+  if (encoder.means != nullptr) {
+    encoder.for_each_block([&](uint32_t head, uint64_t, const Rows& rows, uint64_t row) {
+      ops().max_abs(rows, encoder.head_means(head), &largest[row]);
+    });
+  }
+  encoder.mark_exact_rows(largest);
+  const float layer_largest = std::max(0.0F, *std::max_element(largest.begin(), largest.end()));
+  const int32_t exponent = scale_exponent(layer_largest / 127.0);
+  encoder.put_gains([&](uint64_t row) {
+    const uint16_t gain = int8_gain(largest[row], exponent);
+    largest[row] = from_scaled_f16(gain, exponent);  // as a reader will see it
+    return gain;
+  });
+  encoder.for_each_block([&](uint32_t head, uint64_t block, const Rows& rows, uint64_t row) {
+    uint8_t* codes = encoder.slot.block(head, block) + encoder.part.codes;
+    if (encoder.part.is_k) {
+      ops().k8_pack(rows, encoder.head_means(head), &largest[row], codes);
+    } else {
+      ops().v8_pack(rows, &largest[row], codes);
+    }
+  });
+  return exponent;
+}
+
+int32_t encode_rotated(const Encoder& encoder) {
+  const TensorPart& part = encoder.part;
+  std::vector<double> gains(encoder.slot.geometry.kv_head_count * encoder.slot.token_count);
+  encoder.mark_exact_rows(gains);
+  std::vector<uint8_t> codes(size_t{kBlockTokens} * part.head_dim);
+  const auto pack = part.is_k ? ops().k_pack : ops().v_pack;
+  encoder.for_each_block([&](uint32_t head, uint64_t block, const Rows& rows, uint64_t row) {
+    ops().rotated_encode(rows, encoder.head_means(head), part.rule, codes.data(), &gains[row]);
+    pack(codes.data(), part.head_dim, part.rule.bits, encoder.slot.block(head, block) + part.codes);
+  });
+  const int32_t exponent =
+      scale_exponent(std::max(0.0, *std::max_element(gains.begin(), gains.end())));
+  encoder.put_gains([&](uint64_t row) { return scaled_f16(gains[row], exponent); });
+  return exponent;
+}
+
+Status encode(const KvSource& source, LayerSlot& slot) {
+  const LayerGeometry& geometry = slot.geometry;
+  const ProfileRule& rule = *profile_rule(slot.profile);
+  const SourceTensor k = source_k(source, geometry);
+  const SourceTensor v = source_v(source, geometry);
+  BlockReader k_reader(k);
+  BlockReader v_reader(v);
+  std::vector<float> k_largest(geometry.kv_head_count * slot.token_count);
+  std::vector<float> v_largest(k_largest.size());
+  if (!scan(k_reader, slot, k_largest, slot.k_means, geometry.k_head_dim) ||
+      !scan(v_reader, slot, v_largest, nullptr, geometry.v_head_dim)) {
+    // The reference finds and names the value.
+    return reference::quantized_codec(slot.profile)->encode(source, slot);
+  }
+  const auto encode_tensor = [](const Encoder& encoder, std::vector<float>& largest) {
+    return encoder.part.rule.rotated ? encode_rotated(encoder) : encode_int8(encoder, largest);
+  };
+  LayerScales& scales = slot.scales;
+  scales.exact_k_exponent = reference::encode_exact_rows(k, slot, slot.exact_k);
+  scales.exact_v_exponent = reference::encode_exact_rows(v, slot, slot.exact_v);
+  scales.k_gain_exponent =
+      encode_tensor({k_part(rule, geometry), k_reader, slot.k_means, slot}, k_largest);
+  scales.v_gain_exponent =
+      encode_tensor({v_part(rule, geometry), v_reader, nullptr, slot}, v_largest);
+  return Status::ok();
+}
+
+/// A block's rows of K or V. `codes`: scratch of 64 rows.
+void decode_rows(const TensorPart& part, const uint8_t* block, int32_t exponent, const float* means,
+                 uint8_t* codes, float* rows, int64_t stride) {
+  float gains[kBlockTokens];
+  load_gains(block + part.gains, exponent, gains);
+  const uint8_t* source = block + part.codes;
+  if (part.rule.rotated) {
+    const auto unpack = part.is_k ? ops().k_unpack : ops().v_unpack;
+    unpack(source, part.head_dim, part.rule.bits, codes);
+    ops().rotated_decode(codes, part.head_dim, part.rule, gains, means, rows, stride);
+  } else if (part.is_k) {
+    ops().k8_unpack(source, part.head_dim, gains, means, rows, stride);
+  } else {
+    ops().v8_unpack(source, part.head_dim, gains, rows, stride);
+  }
+}
+
+void decode_tensor(const LayerView& layer, const TensorPart& part, const float* means,
+                   int32_t exponent, const DecodeTarget& range, const TargetTensor& target) {
+  BlockWriter writer(target, range.first_token, range.token_count);
+  std::vector<uint8_t> codes(size_t{kBlockTokens} * part.head_dim);
+  const uint64_t last = (range.first_token + range.token_count - 1) / kBlockTokens;
+  for (uint32_t head = 0; head < layer.geometry.kv_head_count; ++head) {
+    const float* head_means = means == nullptr ? nullptr : means + size_t{head} * part.head_dim;
+    for (uint64_t block = range.first_token / kBlockTokens; block <= last; ++block) {
+      writer.write(head, block, [&](float* rows, int64_t stride) {
+        decode_rows(part, layer.block(head, block), exponent, head_means, codes.data(), rows,
+                    stride);
+      });
+    }
+  }
+}
+
+void decode(const LayerView& layer, const DecodeTarget& target) {
+  const LayerGeometry& geometry = layer.geometry;
+  const LayerScales& scales = layer.scales;
+  const ProfileRule& rule = *profile_rule(layer.profile);
+  if (target.k != nullptr) {
+    const TargetTensor k = target_k(target, geometry);
+    decode_tensor(layer, k_part(rule, geometry), layer.k_means, scales.k_gain_exponent, target, k);
+    reference::decode_exact_rows(layer, layer.exact_k, scales.exact_k_exponent, target, k);
+  }
+  if (target.v != nullptr) {
+    const TargetTensor v = target_v(target, geometry);
+    decode_tensor(layer, v_part(rule, geometry), nullptr, scales.v_gain_exponent, target, v);
+    reference::decode_exact_rows(layer, layer.exact_v, scales.exact_v_exponent, target, v);
+  }
+}
+
+}  // namespace
+
+const Codec* quantized_codec(Profile profile) {
+  static const std::vector<Codec> codecs = quantized_codecs(encode, decode);
+  return find_codec(codecs, profile);
+}
+
+}  // namespace polykv::cpu

@@ -52,7 +52,7 @@ struct IngestRequest {
   int text_fd = -1;
   std::span<const uint32_t> tokens;
   int before_fd = -1;
-  Profile profile = Profile::k8v8;
+  Profile profile = Profile::k5v4;
   bool add_bos = false;
   bool parse_special = false;
   bool chat_head = false;

@@ -179,7 +179,7 @@ void polykv_ingest_options_init(polykv_ingest_options* options) {
   options->model_fd = -1;
   options->text_fd = -1;
   options->before_fd = -1;
-  options->profile = POLYKV_PROFILE_K8V8;
+  options->profile = POLYKV_PROFILE_K5V4;
   options->timeout_ms = -1;
 }
 

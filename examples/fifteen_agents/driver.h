@@ -15,7 +15,7 @@ struct RunOptions {
   std::string weights_path;
   std::string document_path;
   std::string document_name = "gpl3";
-  std::string codec = "k8v8";
+  std::string codec = "k5v4";
   uint32_t agent_count = 15;
   uint32_t max_tokens = 32;
   uint32_t thread_count = 1;

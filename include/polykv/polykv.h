@@ -423,7 +423,7 @@ typedef struct polykv_ingest_options {
   const uint32_t* tokens; /* instead of text_fd: [token_count] ids of the model */
   size_t token_count;
   int before_fd; /* -1: none. Text put in front; its special tokens are parsed: the caller's own */
-  polykv_profile profile;             /* default POLYKV_PROFILE_K8V8 */
+  polykv_profile profile;             /* default POLYKV_PROFILE_K5V4 */
   uint32_t flags;                     /* POLYKV_INGEST_* */
   polykv_ingest_callback on_progress; /* may be NULL */
   void* user;

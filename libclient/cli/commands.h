@@ -12,7 +12,7 @@ struct PutOptions {
   std::string name;    // empty: put takes the file's own, without folders; extend the document's
   std::string extend;  // the document that the text continues: its name or digest
   std::string model;
-  std::string codec = "k8v8";
+  std::string codec = "k5v4";
   std::string before;
   std::string share;  // "" or "public"
   bool bos = false;

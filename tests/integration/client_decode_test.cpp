@@ -12,6 +12,7 @@ namespace {
 
 constexpr uint64_t kTokens = 1000;
 const std::vector<polykv_profile> kProfiles = {POLYKV_PROFILE_EXACT, POLYKV_PROFILE_K8V8,
+                                               POLYKV_PROFILE_K5V4, POLYKV_PROFILE_K8V3,
                                                POLYKV_PROFILE_PAPER_K8V3};
 
 /// K then V of one layer, dense [token, kv_head, dim].
@@ -149,7 +150,7 @@ TEST_CASE("fp16 and bf16 are the rounded fp32 values, and K or V alone can be as
   }
 }
 
-TEST_CASE("k8v8 and paper-k8v3 are as close and as small as they say") {
+TEST_CASE("k8v8, k5v4 and paper-k8v3 are as close and as small as they say") {
   const DaemonProcess daemon;
   client::Session session = connect_to(daemon.socket_path());
   SyntheticDocument document(kTokens);
@@ -161,6 +162,9 @@ TEST_CASE("k8v8 and paper-k8v3 are as close and as small as they say") {
   const client::Lease k8v8 = publish(session, document, POLYKV_PROFILE_K8V8);
   CHECK(document.worst_error(k8v8) < 0.02);
   CHECK(ratio(k8v8) > 1.7);
+  const client::Lease k5v4 = publish(session, document, POLYKV_PROFILE_K5V4);
+  CHECK(document.worst_error(k5v4) < 0.6);
+  CHECK(ratio(k5v4) > 2.8);
   const client::Lease paper = publish(session, document, POLYKV_PROFILE_PAPER_K8V3);
   CHECK(document.worst_error(paper) < 1.5);
   CHECK(ratio(paper) > 2.6);

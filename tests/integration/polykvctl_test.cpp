@@ -227,7 +227,7 @@ TEST_CASE("put computes a document, names it after the file, and knows it the se
   CHECK(put["worker_memory_bytes"] > 0);
   CHECK(put["document"]["names"] == Json::array({"notes.txt"}));
   CHECK(put["document"]["token_count"] == 23);
-  CHECK(put["document"]["profile"] == "k8v8");
+  CHECK(put["document"]["profile"] == "k5v4");
   const Json again = fixture.tool.json({"put", text, "--model", fixture.model});
   CHECK(again["computed"] == false);
   CHECK(again["document"]["digest"] == put["document"]["digest"]);

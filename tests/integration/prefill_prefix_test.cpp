@@ -141,7 +141,7 @@ TEST_CASE("what attends to a decoded prefix differs from what attends to a recom
   CHECK((*second)->document().prefix_treatment ==
         (recompute ? PrefixTreatment::recomputed : PrefixTreatment::decoded));
   CHECK((*second)->document().segment_count == 2);
-  CHECK(difference_from_one_prefill(bench, **second) < 0.05);
+  CHECK(difference_from_one_prefill(bench, **second) < 0.1);
 }
 
 TEST_CASE("simultaneous ingests of two texts that share a prefix prefill exactly the union") {

@@ -38,7 +38,8 @@ std::string message_of(const IngestResult& result) {
 TEST_CASE("a text is computed by a worker and can be read, in every profile") {
   const Bench bench;
   const std::string text(5000, 'x');  // two segments where segments are allowed
-  const Profile profile = GENERATE(Profile::exact, Profile::k8v8, Profile::paper_k8v3);
+  const Profile profile =
+      GENERATE(Profile::exact, Profile::k8v8, Profile::k5v4, Profile::paper_k8v3);
   lib::IngestRequest request;
   request.name = "x";
   request.profile = profile;

@@ -212,7 +212,7 @@ TEST_CASE("exact keeps fp16 and bf16 bits, and rounds other dtypes to the neares
 
 TEST_CASE("a source of any dtype and strides encodes to the same bytes") {
   const LayerGeometry geometry{3, 64, 32, 0};
-  constexpr uint64_t kTokens = 130;
+  constexpr uint64_t kTokens = 70;
   LayerValues values = random_values(geometry, kTokens, 6);
   // Values that bf16 and fp16 hold exactly.
   for (std::vector<float>* tensor : {&values.k, &values.v}) {
@@ -426,13 +426,13 @@ TEST_CASE(
                             {-std::numeric_limits<float>::infinity(), true},
                             {3e38F, false}}) {
         for (const bool in_k : {true, false}) {
-          LayerValues values = random_values(geometry, 130, 11);
-          (in_k ? values.k : values.v)[(130 + 77) * 64 + 63] = bad.value;
+          LayerValues values = random_values(geometry, 80, 11);
+          (in_k ? values.k : values.v)[(80 + 77) * 64 + 63] = bad.value;
           SegmentOptions options;
           options.backend = backend;
-          const SegmentSpec spec = test_spec(test_model({geometry, geometry}), profile, 130);
+          const SegmentSpec spec = test_spec(test_model({geometry, geometry}), profile, 80);
           const Result<AlignedBytes> result =
-              try_build_segment(spec, {random_values(geometry, 130, 12), values}, options);
+              try_build_segment(spec, {random_values(geometry, 80, 12), values}, options);
           if (profile == Profile::exact && !bad.exact_too) {
             CHECK(result.is_ok());
             continue;

@@ -106,7 +106,7 @@ std::shared_ptr<Document> Acquires::new_document(const Pending& pending) {
   document->serial = core_.catalog.next_serial();
   document->key = {pending.domain, pending.selector.digest, pending.selector.profile};
   document->owner = pending.owner;
-  document->identity = pending.identity;
+  document->identity = core_.catalog.share_identity(pending.root, pending.identity);
   document->root = pending.root;
   document->tokens = pending.selector.tokens;
   document->chain = pending.chain;

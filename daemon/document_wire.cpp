@@ -6,7 +6,7 @@ flatbuffers::Offset<wire::DocumentInfo> document_info(flatbuffers::FlatBufferBui
                                                       const Document& document) {
   const std::vector<std::string> names(document.names.begin(), document.names.end());
   const auto wire_names = builder.CreateVectorOfStrings(names);
-  const auto model = to_wire(builder, document.identity);
+  const auto model = to_wire(builder, *document.identity);
   const auto state = builder.CreateString(
       document_state_name(document.is_view ? DocumentState::sealed : document.state));
   const wire::Digest digest = to_wire(document.key.digest);

@@ -42,7 +42,7 @@ PrefixTreatment Document::prefix_treatment() const {
 
 uint64_t Document::bf16_bytes() const {
   uint64_t bytes_per_token = 0;
-  for (const LayerGeometry& layer : identity.layers) {
+  for (const LayerGeometry& layer : identity->layers) {
     bytes_per_token +=
         uint64_t{2} * layer.kv_head_count * (uint64_t{layer.k_head_dim} + layer.v_head_dim);
   }
@@ -54,6 +54,19 @@ bool Selector::matches(const Document& document) const {
   if (!name.empty()) return document.names.contains(name);
   // The digest is a hash; what answers a request must be the very same tokens.
   return digest == document.key.digest && (tokens == nullptr || *tokens == *document.tokens);
+}
+
+std::shared_ptr<const ModelIdentity> Catalog::share_identity(const Digest& root,
+                                                             const ModelIdentity& identity) {
+  auto& known = identities_[{root, identity.name}];
+  if (auto shared = known.lock()) return shared;
+  auto shared = std::make_shared<const ModelIdentity>(identity);
+  known = shared;
+  if (identities_.size() >= identities_to_sweep_) {
+    std::erase_if(identities_, [](const auto& entry) { return entry.second.expired(); });
+    identities_to_sweep_ = std::max<size_t>(16, 2 * identities_.size());
+  }
+  return shared;
 }
 
 // ---- parts -------------------------------------------------------------------------------------

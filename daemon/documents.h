@@ -36,8 +36,8 @@ const char* document_state_name(DocumentState state);
 struct Document : std::enable_shared_from_this<Document> {
   uint64_t serial = 0;  // never used again; the order of listings
   DocumentKey key;
-  uid_t owner = 0;  // of a public document: who had it computed
-  ModelIdentity identity;
+  uid_t owner = 0;                                // of a public document: who had it computed
+  std::shared_ptr<const ModelIdentity> identity;  // of Catalog::share_identity
   Digest root{};
   std::shared_ptr<const std::vector<uint32_t>> tokens;
   std::shared_ptr<const std::vector<Digest>> chain;
@@ -75,6 +75,11 @@ struct Selector {
 class Catalog {
  public:
   explicit Catalog(Segments& segments) : segments_(segments) {}
+
+  /// One object for all documents of a model (and of a name for it): with many documents, what is
+  /// told of each of them is then mostly the same few lines of memory.
+  std::shared_ptr<const ModelIdentity> share_identity(const Digest& root,
+                                                      const ModelIdentity& identity);
 
   /// Sealed segments as the document's first parts: they stay while it is there.
   static void start_with(Document& document, std::vector<SegmentPart> parts);
@@ -150,6 +155,8 @@ class Catalog {
 
   Segments& segments_;
   PrefixIndex prefixes_;
+  std::map<std::pair<Digest, std::string>, std::weak_ptr<const ModelIdentity>> identities_;
+  size_t identities_to_sweep_ = 16;  // from this many on
   uint64_t next_serial_ = 1;
   uint64_t sealed_count_ = 0;
   std::unordered_map<std::pair<Domain, Digest>, std::vector<std::shared_ptr<Document>>, KeyHash>

@@ -17,7 +17,7 @@ Publishing::Publishing(Core& core, Events events)
 Status Publishing::check_document(const Document& document, bool replace_name,
                                   SessionId session) const {
   POLYKV_ASSIGN_OR_RETURN(const Codec* codec, require_codec(document.key.profile));
-  for (const LayerGeometry& layer : document.identity.layers)
+  for (const LayerGeometry& layer : document.identity->layers)
     POLYKV_RETURN_IF_ERROR(codec->check_geometry(codec->profile, layer));
   const auto ticket_count =
       static_cast<size_t>(std::count_if(flights_.begin(), flights_.end(), [&](const auto& entry) {
@@ -61,7 +61,7 @@ void Publishing::grant(SessionId session, uint64_t request_id, std::shared_ptr<D
   renew(flight);
 
   flatbuffers::FlatBufferBuilder builder;
-  const auto model = to_wire(builder, flight->document->identity);
+  const auto model = to_wire(builder, *flight->document->identity);
   const wire::Handle ticket = to_wire(flight->ticket);
   send_packet(core_.server, session, builder, request_id,
               wire::CreateTicketGranted(builder, &ticket, model, flight->document->tokens->size(),

@@ -60,7 +60,7 @@ Result<SegmentPromise> Publishing::promise(const Flight& flight,
                         static_cast<unsigned long long>(document_tokens)));
   }
   SegmentPromise promise;
-  promise.spec.identity = document.identity;
+  promise.spec.identity = *document.identity;
   promise.spec.profile = document.key.profile;
   promise.spec.first_token = request.first_token();
   promise.spec.token_count = request.token_count();

@@ -1,6 +1,7 @@
 #include "kernels/attend.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -41,9 +42,17 @@ uint64_t unseen(const AttendQueries& queries, uint32_t row, uint64_t token, uint
   return std::min(count, queries.first_tokens[row] - token);
 }
 
+/// Compared as integers: an infinity and every NaN are above all numbers.
+bool all_finite(const float* values, size_t count) {
+  uint32_t largest = 0;
+  for (size_t i = 0; i < count; ++i)
+    largest = std::max(largest, std::bit_cast<uint32_t>(values[i]) & 0x7fffffffU);
+  return largest < 0x7f800000U;
+}
+
 }  // namespace
 
-void attend_tokens(const Codec& codec, const LayerView& layer, uint32_t kv_head,
+bool attend_tokens(const Codec& codec, const LayerView& layer, uint32_t kv_head,
                    uint64_t document_token, uint64_t first_token, uint64_t token_count,
                    const AttendQueries& queries, AttendPart& part, AttendScratch& scratch) {
   const AttentionRows& rows = attention_rows();
@@ -72,6 +81,8 @@ void attend_tokens(const Codec& codec, const LayerView& layer, uint32_t kv_head,
       const uint32_t tile_rows = std::min(kTileRows, group_rows - tile);
       float* scores = scratch.scores.data();
       rows.few_scores(q + tile * k_dim, tile_rows, scratch.k.data(), count, k_dim, scores);
+      // The row kernels must not meet an infinity.
+      if (!all_finite(scores, tile_rows * count)) return false;
       if (queries.soft_cap > 0) {
         for (size_t i = 0; i < tile_rows * count; ++i)
           scores[i] = queries.soft_cap * std::tanh(scores[i] / queries.soft_cap);
@@ -90,6 +101,7 @@ void attend_tokens(const Codec& codec, const LayerView& layer, uint32_t kv_head,
                        &part.outputs[tile * v_dim]);
     }
   }
+  return true;
 }
 
 float join_parts(std::span<const AttendPart> parts, uint32_t row, uint32_t v_head_dim,
@@ -111,14 +123,23 @@ float join_parts(std::span<const AttendPart> parts, uint32_t row, uint32_t v_hea
   return maximum + std::log(sum);
 }
 
-void merge_attention(std::span<const AttentionResult> results, uint64_t row_count,
-                     uint32_t v_head_dim, Dtype dtype, void* output, float* log_sum_exp) {
+Status merge_attention(std::span<const AttentionResult> results, uint64_t row_count,
+                       uint32_t v_head_dim, Dtype dtype, void* output, float* log_sum_exp) {
+  constexpr float kNothing = -std::numeric_limits<float>::infinity();
+  for (size_t i = 0; i < results.size(); ++i) {
+    for (uint64_t row = 0; row < row_count; ++row) {
+      const float log_sum = results[i].log_sum_exp[row];
+      if (std::isfinite(log_sum) || log_sum == kNothing) continue;
+      return {POLYKV_ERR_INVALID_ARGUMENT,
+              format("merge attention: log_sum_exp of result %zu is %g in row %llu", i,
+                     static_cast<double>(log_sum), static_cast<unsigned long long>(row))};
+    }
+  }
   const AttentionRows& rows = attention_rows();
   const size_t row_bytes = v_head_dim * dtype_size_bytes(dtype);
   std::vector<float> merged(v_head_dim);
   std::vector<float> one(v_head_dim);
   for (uint64_t row = 0; row < row_count; ++row) {
-    constexpr float kNothing = -std::numeric_limits<float>::infinity();
     float maximum = kNothing;
     for (const AttentionResult& result : results)
       maximum = std::max(maximum, result.log_sum_exp[row]);
@@ -138,6 +159,7 @@ void merge_attention(std::span<const AttentionResult> results, uint64_t row_coun
                    v_head_dim);
     if (log_sum_exp != nullptr) log_sum_exp[row] = sum > 0 ? maximum + std::log(sum) : kNothing;
   }
+  return Status::ok();
 }
 
 }  // namespace polykv

@@ -42,10 +42,11 @@ struct AttendScratch {
 };
 
 /// Takes tokens [first_token, first_token + token_count) of a segment into `part`. The range was
-/// checked. `document_token`: which token of the document the segment's first is.
-void attend_tokens(const Codec& codec, const LayerView& layer, uint32_t kv_head,
-                   uint64_t document_token, uint64_t first_token, uint64_t token_count,
-                   const AttendQueries& queries, AttendPart& part, AttendScratch& scratch);
+/// checked. False: a logit is beyond fp32, and `part` is of no use. `document_token`: which token of the document the segment's first is.
+[[nodiscard]] bool attend_tokens(const Codec& codec, const LayerView& layer, uint32_t kv_head,
+                                 uint64_t document_token, uint64_t first_token,
+                                 uint64_t token_count, const AttendQueries& queries,
+                                 AttendPart& part, AttendScratch& scratch);
 
 /// Softmax over everything that the parts have seen, of one row: `output` is overwritten, zeros
 /// where no part saw a token. Returns the log-sum-exp of the logits (minus infinity then).
@@ -60,8 +61,9 @@ struct AttentionResult {
 };
 
 /// Joins results over different tokens into the result over all of them. `output` and
-/// `log_sum_exp` (may be null) may be those of one of the results.
-void merge_attention(std::span<const AttentionResult> results, uint64_t row_count,
-                     uint32_t v_head_dim, Dtype dtype, void* output, float* log_sum_exp);
+/// `log_sum_exp` (may be null) may be those of one of the results. POLYKV_ERR_INVALID_ARGUMENT, with
+/// nothing written: a log-sum-exp that is plus infinity or no number.
+Status merge_attention(std::span<const AttentionResult> results, uint64_t row_count,
+                       uint32_t v_head_dim, Dtype dtype, void* output, float* log_sum_exp);
 
 }  // namespace polykv

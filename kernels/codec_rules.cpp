@@ -19,10 +19,9 @@ Status check_k8(Profile profile, const LayerGeometry& geometry) {
 
 Status check_rotated(Profile profile, const char* tensor, uint32_t head_dim) {
   if (head_dim % kRotationDims == 0) return Status::ok();
-  return {
-      POLYKV_ERR_UNSUPPORTED,
-      format("%s rotates %s, whose head_dim is a multiple of %u then, not %u; use k8v8 or exact",
-             profile_name(profile), tensor, kRotationDims, head_dim)};
+  return {POLYKV_ERR_UNSUPPORTED, format("%s rotates %s, whose head_dim is a multiple of %u then, "
+                                         "not %u; use exact, or k8v8 where that is a multiple of 4",
+                                         profile_name(profile), tensor, kRotationDims, head_dim)};
 }
 
 Status check_quantized_geometry(Profile profile, const LayerGeometry& geometry) {

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cinttypes>
 #include <cmath>
-#include <system_error>
+#include <exception>
 #include <thread>
 
 #include "kernels/attend.h"
@@ -16,9 +16,16 @@ namespace {
 
 // Below this a range is not worth a thread, nor its partial result the joining.
 constexpr uint64_t kLeastRangeTokens = 256;
+constexpr uint32_t kMostThreads = 256;
+// Query rows of all heads: more than any model's prefill chunk, and no size computed from them overflows.
+constexpr uint64_t kMostRows = uint64_t{1} << 24;
 
 Status wrong(uint32_t layer, const std::string& what) {
   return {POLYKV_ERR_INVALID_ARGUMENT, format("attend to layer %u: %s", layer, what.c_str())};
+}
+
+Status beyond_fp32(uint32_t layer) {
+  return wrong(layer, "a logit or a weighted sum of values is beyond fp32");
 }
 
 Status check(const Lease& lease, uint32_t layer, const AttendRequest& request) {
@@ -31,6 +38,11 @@ Status check(const Lease& lease, uint32_t layer, const AttendRequest& request) {
                                request.head_count, kv_heads));
   }
   if (request.query_count == 0) return wrong(layer, "query_count is 0");
+  if (uint64_t{request.query_count} * request.head_count > kMostRows) {
+    return wrong(layer,
+                 format("%u queries of %u heads are more than %" PRIu64 " rows; ask in parts",
+                        request.query_count, request.head_count, kMostRows));
+  }
   if (request.q == nullptr || request.output == nullptr)
     return wrong(layer, "q and output must not be NULL");
   if (!std::isfinite(request.scale) || !std::isfinite(request.soft_cap) || request.soft_cap < 0)
@@ -70,8 +82,8 @@ class Work {
   Work(const LeasedSegments& segments, uint32_t layer, const LayerGeometry& geometry,
        const AttendRequest& request, const AttendQueries& queries)
       : segments_(segments), layer_(layer), request_(request), queries_(queries) {
-    const uint64_t wanted =
-        (request.thread_count + geometry.kv_head_count - 1) / std::max(1U, geometry.kv_head_count);
+    const uint32_t thread_count = std::min(request.thread_count, kMostThreads);
+    const uint64_t wanted = (thread_count + geometry.kv_head_count - 1) / geometry.kv_head_count;
     const uint64_t most = std::max<uint64_t>(1, request.token_count / kLeastRangeTokens);
     range_count_ = std::clamp<uint64_t>(wanted, 1, most);
     range_tokens_ = (request.token_count + range_count_ - 1) / range_count_;
@@ -81,17 +93,18 @@ class Work {
 
   Status run() {
     const size_t thread_count =
-        std::min<size_t>(std::max(1U, request_.thread_count), parts_.size());
+        std::min<size_t>(std::clamp(request_.thread_count, 1U, kMostThreads), parts_.size());
     std::vector<std::thread> threads;
     threads.reserve(thread_count);
     try {
       while (threads.size() + 1 < thread_count) threads.emplace_back([this] { take_items(); });
-    } catch (const std::system_error&) {
-      // The system gives no more: those that there are do it.
+    } catch (const std::exception&) {
+      // The system gives no more threads or memory for them: those that there are do it.
     }
     take_items();
     for (std::thread& thread : threads) thread.join();
     if (is_out_of_memory_) return {POLYKV_ERR_NO_MEMORY, "attend: out of memory"};
+    if (is_beyond_fp32_) return beyond_fp32(layer_);
     return Status::ok();
   }
 
@@ -122,8 +135,11 @@ class Work {
       const uint64_t to = std::min(end, segment->first_token + segment->token_count);
       if (from >= to) continue;
       const LayerView view = segment->view.layer(layer_);
-      attend_tokens(*codec_for(view.profile), view, kv_head, segment->first_token,
-                    from - segment->first_token, to - from, queries_, parts_[item], scratch);
+      if (!attend_tokens(*codec_for(view.profile), view, kv_head, segment->first_token,
+                         from - segment->first_token, to - from, queries_, parts_[item], scratch)) {
+        is_beyond_fp32_ = true;
+        return;
+      }
     }
   }
 
@@ -136,6 +152,7 @@ class Work {
   std::vector<AttendPart> parts_;  // [kv_head, range]
   std::atomic<size_t> next_item_{0};
   std::atomic<bool> is_out_of_memory_{false};
+  std::atomic<bool> is_beyond_fp32_{false};
 };
 
 }  // namespace
@@ -154,23 +171,33 @@ Status attend(const Lease& lease, uint32_t layer, const AttendRequest& request) 
   Work work(*segments, layer, geometry, request, queries);
   POLYKV_RETURN_IF_ERROR(work.run());
 
+  // All of it before any of it is written: a call that fails leaves the caller's memory as it was.
   const uint32_t dim = geometry.v_head_dim;
   const uint32_t group = request.head_count / geometry.kv_head_count;
-  const Strides strides = dense_unless_given(request.output_strides, request.head_count, dim);
-  std::vector<float> output(dim);
+  const size_t row_count = size_t{request.head_count} * request.query_count;
+  std::vector<float> outputs(row_count * dim);
+  std::vector<float> log_sums(row_count);
   for (uint32_t head = 0; head < request.head_count; ++head) {
     for (uint32_t row = 0; row < request.query_count; ++row) {
-      const float log_sum_exp =
-          join_parts(work.parts_of(head / group), head % group * request.query_count + row, dim,
-                     output.data());
-      if (std::isnan(log_sum_exp) || log_sum_exp == std::numeric_limits<float>::infinity())
-        return wrong(layer, format("the logits of query %u of head %u are beyond fp32", row, head));
+      const size_t at = size_t{head} * request.query_count + row;
+      float* output = &outputs[at * dim];
+      log_sums[at] = join_parts(work.parts_of(head / group),
+                                head % group * request.query_count + row, dim, output);
+      if (!std::all_of(output, output + dim, [](float value) { return std::isfinite(value); }))
+        return beyond_fp32(layer);
+    }
+  }
+  const Strides strides = dense_unless_given(request.output_strides, request.head_count, dim);
+  for (uint32_t head = 0; head < request.head_count; ++head) {
+    for (uint32_t row = 0; row < request.query_count; ++row) {
+      const size_t at = size_t{head} * request.query_count + row;
       for (uint32_t i = 0; i < dim; ++i) {
         reference::store_element(request.output, request.output_dtype,
-                                 reference::element_index(strides, head, row, i), output[i]);
+                                 reference::element_index(strides, head, row, i),
+                                 outputs[at * dim + i]);
       }
       if (request.log_sum_exp != nullptr)
-        request.log_sum_exp[size_t{row} * request.head_count + head] = log_sum_exp;
+        request.log_sum_exp[size_t{row} * request.head_count + head] = log_sums[at];
     }
   }
   return Status::ok();

@@ -66,7 +66,8 @@ polykv_status polykv_attention_merge(const polykv_attention_result* results, siz
       return {POLYKV_ERR_INVALID_ARGUMENT,
               format("%s: v_head_dim %u; 1 to %u", kOperation, v_head_dim, kMaxHeadDim)};
     }
-    merge_attention(all, row_count, v_head_dim, type, output, log_sum_exp);
-    return Status::ok();
+    if (all.empty())
+      return {POLYKV_ERR_INVALID_ARGUMENT, format("%s: result_count is 0", kOperation)};
+    return merge_attention(all, row_count, v_head_dim, type, output, log_sum_exp);
   });
 }

@@ -46,9 +46,11 @@ POLYKV_API void polykv_attend_options_init(polykv_attend_options* options);
 
 /**
  * Softmax attention of query rows to a token range of one layer, over as many segments as there are, in the packed
- * form: no memory of the document's size. A row that sees no token gets zeros and a log-sum-exp of minus infinity.
- * Equal calls with an equal thread_count give equal bits. Several threads may call it at once. Errors: INVALID_ARGUMENT
- * (layer, range, head_count, a query that is no finite number, logits beyond fp32), BUSY (tokens that are not sealed yet).
+ * form: no memory of the document's size. A row that sees no token gets zeros and a log-sum-exp of minus infinity (all
+ * rows do when token_count is 0). Values beyond fp16's range become infinite when output_dtype is f16. Equal calls with
+ * an equal thread_count give equal bits. Several threads may call it at once. Errors: INVALID_ARGUMENT (layer, range,
+ * head_count, more than 2^24 rows, a query that is no finite number, logits or weighted sums of values beyond fp32),
+ * BUSY (tokens that are not sealed yet).
  */
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_layer_attend(const polykv_lease* lease,
                                                               uint32_t layer,
@@ -57,12 +59,13 @@ POLYKV_API POLYKV_NODISCARD polykv_status polykv_layer_attend(const polykv_lease
 /** Attention over some tokens: what polykv_layer_attend gives, or what the caller computed over its own. */
 typedef struct polykv_attention_result {
   const void* output;       /* dense [row, v_head_dim]; divided by the sum, as attention is */
-  const float* log_sum_exp; /* [row]; minus infinity: no tokens, and output is not read */
+  const float* log_sum_exp; /* [row]; minus infinity: no tokens, and the row's output is not used */
 } polykv_attention_result;
 
 /**
  * Joins results over different tokens into that over all of them. A row is one query of one head; row_count is their
  * number. `output` and `log_sum_exp` (NULL: not wanted) may be those of one of the results. All outputs are of `dtype`.
+ * INVALID_ARGUMENT: no result, a NULL in one, a log_sum_exp that is plus infinity or no number.
  */
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_attention_merge(
     const polykv_attention_result* results, size_t result_count, uint64_t row_count,

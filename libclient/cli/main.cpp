@@ -96,7 +96,10 @@ void CommandLine::add_put() {
       ->required();
   put_command->add_option("--name", o.name, "the document's name (otherwise the file's)")
       ->check(not_empty);
-  put_command->add_option("--codec", o.codec, "codec profile")->capture_default_str();
+  put_command
+      ->add_option("--codec", o.codec,
+                   "codec profile: exact, k8v8, k6v5, k5v4, k8v3, k4v3, paper-k8v3")
+      ->capture_default_str();
   put_command->add_option("--before", o.before, "a file whose text is put in front");
   put_command->add_option("--share", o.share, "public: every user may read it")
       ->check(CLI::IsMember({"public"}));

@@ -45,7 +45,7 @@ class Bench {
     (*tokens)[0] = number;
     auto document = std::make_shared<Document>();
     document->serial = catalog_.next_serial();
-    document->identity = smollm2_;
+    document->identity = catalog_.share_identity(root_, smollm2_);
     document->root = root_;
     document->chain =
         std::make_shared<const std::vector<Digest>>(chain_digests(document->root, *tokens));

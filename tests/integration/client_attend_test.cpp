@@ -326,6 +326,49 @@ TEST_CASE("what cannot be attended to is refused, and says why") {
   broken = good;
   for (float& value : broken.q) value = 3e38F;
   CHECK_THAT(message(0, broken, [](auto& o) { o.scale = 1; }), Catch::Contains("beyond fp32"));
+  // Not minus infinity, not zeros, and nothing written.
+  for (const float huge : {-3e38F, 3e38F}) {
+    for (float& value : broken.q) value = huge;
+    for (const float soft_cap : {0.0F, 30.0F}) {
+      std::vector<float> output(2 * broken.heads * 64, 5);
+      client::AttendOptions options = options_of(broken);
+      options.scale = 1;
+      options.soft_cap = soft_cap;
+      options.output = output.data();
+      const auto result = lease.attend(0, options);
+      REQUIRE(!result.ok());
+      CHECK_THAT(result.error().message, Catch::Contains("beyond fp32"));
+      CHECK(output == std::vector<float>(output.size(), 5));
+    }
+  }
+  // Sizes that overflow.
+  for (const auto& [heads, rows] :
+       {std::pair(1U << 31, 1U << 31), {1U << 31, 1U << 27}, {2U, ~0U}}) {
+    client::AttendOptions options = options_of(good);
+    float output = 0;
+    options.output = &output;
+    options.head_count = heads;
+    options.query_count = rows;
+    options.q_strides = {0, 0, 1};
+    const auto result = lease.attend(0, options);
+    REQUIRE(!result.ok());
+    CHECK_THAT(result.error().message, Catch::Contains("rows; ask in parts"));
+  }
+  Question many = good;
+  many.threads = ~0U;
+  CHECK(message(0, many, as_it_is) == "");
+  const std::vector<float> values(4, 1);
+  for (const float bad : {NAN, INFINITY}) {
+    const std::vector<float> sums = {0, bad};
+    const polykv_attention_result result = {values.data(), sums.data()};
+    std::vector<float> merged(4, 5);
+    CHECK(polykv_attention_merge(&result, 1, 2, 2, POLYKV_F32, merged.data(), nullptr) ==
+          POLYKV_ERR_INVALID_ARGUMENT);
+    CHECK_THAT(polykv_last_error(), Catch::Contains("result 0") && Catch::Contains("row 1"));
+    CHECK(merged == std::vector<float>(4, 5));
+    CHECK(polykv_attention_merge(&result, 0, 2, 2, POLYKV_F32, merged.data(), nullptr) ==
+          POLYKV_ERR_INVALID_ARGUMENT);
+  }
   CHECK(polykv_layer_attend(nullptr, 0, nullptr) == POLYKV_ERR_INVALID_ARGUMENT);
   CHECK(polykv_attention_merge(nullptr, 1, 1, 1, POLYKV_F32, nullptr, nullptr) ==
         POLYKV_ERR_INVALID_ARGUMENT);

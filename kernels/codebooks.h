@@ -1,11 +1,11 @@
 // What a code of 3 to 6 bits means, and the rotation of the rows that have them: part of the
 // segment format (docs/segment-format.md).
 //
-// A row is rotated before it is coded: in K each dim's sign is turned or not (kRotationSigns), then
+// A row is rotated before it is coded: each dim's sign is turned or not (kRotationSigns), then
 // an orthonormal Walsh-Hadamard transform mixes the dims of each block, where the blocks are the
 // powers of two whose sum is head_dim, the largest first (80 = 64 + 16). What comes out is close to
-// Gaussian whatever the row was, and that is what the levels are made for. V is not turned: models
-// were 7 % closer to themselves at 3 bits without (docs/benchmarks.md).
+// Gaussian whatever the row was, and that is what the levels are made for. V of 3 bits is not
+// turned (kernels/profiles.h).
 //
 // Levels are integers that fit int8, so that products with them may be int8's; a decoder multiplies
 // by the row's gain and rotates back. They are the Lloyd-Max levels of a Gaussian with deviation

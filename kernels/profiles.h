@@ -15,7 +15,7 @@ namespace polykv {
 struct TensorRule {
   uint32_t bits;     // 8: int8, uniform; 3 to 6: a level of codebook(bits)
   bool rotated;      // below 8 bits; see kernels/codebooks.h
-  bool turns_signs;  // of some dims before the rotation: K's
+  bool turns_signs;  // of some dims before the rotation
 };
 
 struct ProfileRule {
@@ -28,8 +28,11 @@ inline constexpr TensorRule kInt8 = {8, false, false};
 constexpr TensorRule rotated_k(uint32_t bits) {
   return {bits, true, true};
 }
+/// At 3 bits models were closer to themselves without turned signs (docs/benchmarks.md). With more
+/// bits there was no difference, and turned signs keep rows that are close to one of the transform's
+/// own, for example all dims alike, from becoming a single value that no level reaches.
 constexpr TensorRule rotated_v(uint32_t bits) {
-  return {bits, true, false};
+  return {bits, true, bits > 3};
 }
 
 inline constexpr ProfileRule kProfileRules[] = {

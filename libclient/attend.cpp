@@ -119,28 +119,25 @@ class Work {
       // Relaxed: it only hands out numbers; join() orders the rest.
       for (size_t item;
            (item = next_item_.fetch_add(1, std::memory_order_relaxed)) < parts_.size();)
-        attend_item(item, scratch);
+        if (!attend_item(item, scratch).is_ok()) is_beyond_fp32_ = true;
     } catch (const std::bad_alloc&) {
       is_out_of_memory_ = true;
     }
   }
 
-  void attend_item(size_t item, AttendScratch& scratch) {
+  Status attend_item(size_t item, AttendScratch& scratch) {
     const auto kv_head = static_cast<uint32_t>(item / range_count_);
     const uint64_t last = request_.first_token + request_.token_count;
     const uint64_t first = request_.first_token + item % range_count_ * range_tokens_;
-    const uint64_t end = std::min(first + range_tokens_, last);
-    for (const auto& segment : segments_) {
-      const uint64_t from = std::max(first, segment->first_token);
-      const uint64_t to = std::min(end, segment->first_token + segment->token_count);
-      if (from >= to) continue;
-      const LayerView view = segment->view.layer(layer_);
-      if (!attend_tokens(*codec_for(view.profile), view, kv_head, segment->first_token,
-                         from - segment->first_token, to - from, queries_, parts_[item], scratch)) {
-        is_beyond_fp32_ = true;
-        return;
-      }
-    }
+    const auto attend_range = [&](const LeasedSegment& segment, uint64_t begin, uint64_t end) {
+      const LayerView view = segment.view.layer(layer_);
+      return attend_tokens(*codec_for(view.profile), view, kv_head, segment.first_token,
+                           begin - segment.first_token, end - begin, queries_, parts_[item],
+                           scratch)
+                 ? Status::ok()
+                 : beyond_fp32(layer_);
+    };
+    return for_each_range(segments_, first, std::min(first + range_tokens_, last), attend_range);
   }
 
   const LeasedSegments& segments_;

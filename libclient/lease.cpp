@@ -236,16 +236,12 @@ Status Lease::check_readable(const char* operation, uint64_t first, uint64_t cou
 
 Status Lease::copy_tokens(uint64_t first, uint64_t count, uint32_t* out) const {
   POLYKV_RETURN_IF_ERROR(check_readable("read tokens", first, count));
-  const auto all = segments();
-  for (const auto& entry : *all) {
-    const LeasedSegment& segment = *entry;
-    const uint64_t begin = std::max(first, segment.first_token);
-    const uint64_t end = std::min(first + count, segment.first_token + segment.token_count);
-    if (begin >= end) continue;
+  const auto copy = [&](const LeasedSegment& segment, uint64_t begin, uint64_t end) {
     const auto ids = segment.view.token_ids().subspan(begin - segment.first_token, end - begin);
     std::copy(ids.begin(), ids.end(), out + (begin - first));
-  }
-  return Status::ok();
+    return Status::ok();
+  };
+  return for_each_range(*segments(), first, first + count, copy);
 }
 
 Status Lease::decode(uint32_t layer, const DecodeRequest& request) const {
@@ -255,7 +251,6 @@ Status Lease::decode(uint32_t layer, const DecodeRequest& request) const {
   }
   const uint64_t first = request.first_token;
   POLYKV_RETURN_IF_ERROR(check_readable("decode", first, request.token_count));
-  const auto all = segments();
   const LayerGeometry& geometry = document_.identity.layers[layer];
   DecodeTarget target;
   target.dtype = request.dtype;
@@ -263,20 +258,15 @@ Status Lease::decode(uint32_t layer, const DecodeRequest& request) const {
       dense_unless_given(request.k_strides, geometry.kv_head_count, geometry.k_head_dim);
   target.v_strides =
       dense_unless_given(request.v_strides, geometry.kv_head_count, geometry.v_head_dim);
-  for (const auto& entry : *all) {
-    const LeasedSegment& segment = *entry;
-    const uint64_t begin = std::max(first, segment.first_token);
-    const uint64_t end =
-        std::min(first + request.token_count, segment.first_token + segment.token_count);
-    if (begin >= end) continue;
+  const auto decode_range = [&](const LeasedSegment& segment, uint64_t begin, uint64_t end) {
     const auto done = static_cast<int64_t>(begin - first);
     target.first_token = begin - segment.first_token;
     target.token_count = end - begin;
     target.k = advance(request.k, done * target.k_strides.token, request.dtype);
     target.v = advance(request.v, done * target.v_strides.token, request.dtype);
-    POLYKV_RETURN_IF_ERROR(decode_layer(segment.view, layer, target));
-  }
-  return Status::ok();
+    return decode_layer(segment.view, layer, target);
+  };
+  return for_each_range(*segments(), first, first + request.token_count, decode_range);
 }
 
 Status Lease::verify() const {

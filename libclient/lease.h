@@ -4,6 +4,7 @@
 // being produced a lease grows, by wait_for() alone.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -40,6 +41,19 @@ struct DecodeRequest {
 
 /// In token order, without a gap; the segments outlive every list that they are in.
 using LeasedSegments = std::vector<std::shared_ptr<const LeasedSegment>>;
+
+/// Calls action(segment, begin, end) for each segment that has tokens of [first, last) of the
+/// document: it has those of [begin, end). The first failing Status ends it.
+template <typename Action>
+Status for_each_range(const LeasedSegments& segments, uint64_t first, uint64_t last,
+                      Action action) {
+  for (const auto& segment : segments) {
+    const uint64_t begin = std::max(first, segment->first_token);
+    const uint64_t end = std::min(last, segment->first_token + segment->token_count);
+    if (begin < end) POLYKV_RETURN_IF_ERROR(action(*segment, begin, end));
+  }
+  return Status::ok();
+}
 
 /// Threads may read at once, also while another one waits for more; release() is for the last.
 class Lease {

@@ -212,19 +212,7 @@ void decode_tensor(const LayerView& layer, const TensorPart& part, const float* 
 }
 
 void decode(const LayerView& layer, const DecodeTarget& target) {
-  const LayerGeometry& geometry = layer.geometry;
-  const LayerScales& scales = layer.scales;
-  const ProfileRule& rule = *profile_rule(layer.profile);
-  if (target.k != nullptr) {
-    const TargetTensor k = target_k(target, geometry);
-    decode_tensor(layer, k_part(rule, geometry), layer.k_means, scales.k_gain_exponent, target, k);
-    reference::decode_exact_rows(layer, layer.exact_k, scales.exact_k_exponent, target, k);
-  }
-  if (target.v != nullptr) {
-    const TargetTensor v = target_v(target, geometry);
-    decode_tensor(layer, v_part(rule, geometry), nullptr, scales.v_gain_exponent, target, v);
-    reference::decode_exact_rows(layer, layer.exact_v, scales.exact_v_exponent, target, v);
-  }
+  reference::decode_quantized(layer, target, decode_tensor);
 }
 
 }  // namespace

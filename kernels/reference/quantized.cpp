@@ -180,6 +180,13 @@ void decode_tensor(const LayerView& layer, const TensorPart& part, const float* 
 }
 
 void decode(const LayerView& layer, const DecodeTarget& target) {
+  decode_quantized(layer, target, decode_tensor);
+}
+
+}  // namespace
+
+void decode_quantized(const LayerView& layer, const DecodeTarget& target,
+                      DecodeTensor decode_tensor) {
   const LayerGeometry& geometry = layer.geometry;
   const LayerScales& scales = layer.scales;
   const ProfileRule& rule = *profile_rule(layer.profile);
@@ -194,8 +201,6 @@ void decode(const LayerView& layer, const DecodeTarget& target) {
     decode_exact_rows(layer, layer.exact_v, scales.exact_v_exponent, target, v);
   }
 }
-
-}  // namespace
 
 const Codec* quantized_codec(Profile profile) {
   static const std::vector<Codec> codecs = quantized_codecs(encode, decode);

@@ -1,10 +1,11 @@
 #include "kernels/attend.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 
+#include "kernels/cpu/attend_packed.h"
+#include "kernels/cpu/attend_plain.h"
 #include "kernels/cpu/tensors.h"
 
 namespace polykv {
@@ -12,7 +13,6 @@ namespace polykv {
 namespace {
 
 constexpr uint64_t kChunkOfTokens = 4 * kBlockTokens;  // K and V of one head stay in the L2 cache
-constexpr uint32_t kTileRows = 16;                     // and these queries in L1
 
 /// The layer as if it had this kv_head alone.
 LayerView only_head(const LayerView& layer, uint32_t kv_head) {
@@ -42,12 +42,31 @@ uint64_t unseen(const AttendQueries& queries, uint32_t row, uint64_t token, uint
   return std::min(count, queries.first_tokens[row] - token);
 }
 
-/// Compared as integers: an infinity and every NaN are above all numbers.
-bool all_finite(const float* values, size_t count) {
-  uint32_t largest = 0;
-  for (size_t i = 0; i < count; ++i)
-    largest = std::max(largest, std::bit_cast<uint32_t>(values[i]) & 0x7fffffffU);
-  return largest < 0x7f800000U;
+/// attend_tokens for what has no faster way.
+bool attend_decoded(const Codec& codec, const LayerView& layer, uint32_t kv_head,
+                    uint64_t document_token, uint64_t first_token, uint64_t token_count,
+                    const AttendQueries& queries, AttendPart& part, AttendScratch& scratch) {
+  const LayerView head = only_head(layer, kv_head);
+  const LayerGeometry& geometry = head.geometry;
+  const float* q = queries.q + part.states.size() * kv_head * geometry.k_head_dim;
+  scratch.k.resize(std::max<size_t>(scratch.k.size(), kChunkOfTokens * geometry.k_head_dim));
+  scratch.v.resize(std::max<size_t>(scratch.v.size(), kChunkOfTokens * geometry.v_head_dim));
+  const uint64_t end = first_token + token_count;
+  for (uint64_t first = first_token; first < end;) {
+    // Whole blocks, but for the range's own ends.
+    const uint64_t next = std::min((first / kChunkOfTokens + 1) * kChunkOfTokens, end);
+    const uint64_t count = next - first;
+    scratch.skipped.assign(queries.row_count, 0);
+    for (uint32_t row = 0; row < queries.row_count; ++row)
+      scratch.skipped[row] = unseen(queries, row, document_token + first, count);
+    if (*std::min_element(scratch.skipped.begin(), scratch.skipped.end()) < count) {
+      decode_head(codec, head, first, count, scratch);
+      if (!cpu::attend_plain(q, geometry, count, queries, scratch.skipped, part, scratch))
+        return false;
+    }
+    first = next;
+  }
+  return true;
 }
 
 }  // namespace
@@ -55,72 +74,25 @@ bool all_finite(const float* values, size_t count) {
 bool attend_tokens(const Codec& codec, const LayerView& layer, uint32_t kv_head,
                    uint64_t document_token, uint64_t first_token, uint64_t token_count,
                    const AttendQueries& queries, AttendPart& part, AttendScratch& scratch) {
-  const AttentionRows& rows = attention_rows();
-  const LayerView head = only_head(layer, kv_head);
-  const size_t k_dim = layer.geometry.k_head_dim;
-  const size_t v_dim = layer.geometry.v_head_dim;
-  const uint32_t group_rows = queries.head_count / layer.geometry.kv_head_count * queries.row_count;
-  const float* q = queries.q + size_t{kv_head} * group_rows * k_dim;
-  scratch.k.resize(kChunkOfTokens * k_dim);
-  scratch.v.resize(kChunkOfTokens * v_dim);
-  scratch.scores.resize(kChunkOfTokens * kTileRows);
-
-  const uint64_t end = first_token + token_count;
-  for (uint64_t first = first_token; first < end;) {
-    // Whole blocks, but for the range's own ends.
-    const uint64_t next = std::min((first / kChunkOfTokens + 1) * kChunkOfTokens, end);
-    const uint64_t count = next - first;
-    const uint64_t token = document_token + first;
-    first = next;
-    uint64_t unseen_by_all = count;
-    for (uint32_t row = 0; row < queries.row_count; ++row)
-      unseen_by_all = std::min(unseen_by_all, unseen(queries, row, token, count));
-    if (unseen_by_all == count) continue;
-    decode_head(codec, head, next - count, count, scratch);
-    for (uint32_t tile = 0; tile < group_rows; tile += kTileRows) {
-      const uint32_t tile_rows = std::min(kTileRows, group_rows - tile);
-      float* scores = scratch.scores.data();
-      rows.few_scores(q + tile * k_dim, tile_rows, scratch.k.data(), count, k_dim, scores);
-      // The row kernels must not meet an infinity.
-      if (!all_finite(scores, tile_rows * count)) return false;
-      if (queries.soft_cap > 0) {
-        for (size_t i = 0; i < tile_rows * count; ++i)
-          scores[i] = queries.soft_cap * std::tanh(scores[i] / queries.soft_cap);
-      }
-      for (uint32_t i = 0; i < tile_rows; ++i) {
-        float* row_scores = scores + i * count;
-        const uint64_t skipped = unseen(queries, (tile + i) % queries.row_count, token, count);
-        std::fill(row_scores, row_scores + skipped, 0.0F);
-        if (skipped == count) continue;
-        float* output = &part.outputs[(tile + i) * v_dim];
-        const float rescale = rows.softmax_block(row_scores + skipped, count - skipped,
-                                                 count - skipped, &part.states[tile + i]);
-        if (rescale != 1.0F) rows.scale(output, rescale, v_dim, output);
-      }
-      rows.few_outputs(scores, tile_rows, scratch.v.data(), count, v_dim,
-                       &part.outputs[tile * v_dim]);
-    }
+  if (cpu::can_attend_packed(layer)) {
+    return cpu::attend_packed(layer, kv_head, document_token, first_token, token_count, queries,
+                              part, scratch);
   }
-  return true;
+  return attend_decoded(codec, layer, kv_head, document_token, first_token, token_count, queries,
+                        part, scratch);
 }
 
 float join_parts(std::span<const AttendPart> parts, uint32_t row, uint32_t v_head_dim,
                  float* output) {
-  const AttentionRows& rows = attention_rows();
   std::fill(output, output + v_head_dim, 0.0F);
-  float maximum = SoftmaxState().maximum;
-  for (const AttendPart& part : parts) maximum = std::max(maximum, part.states[row].maximum);
-  float sum = 0;
+  SoftmaxState state;
   for (const AttendPart& part : parts) {
-    const SoftmaxState& state = part.states[row];
-    if (state.sum == 0) continue;
-    const float weight = std::exp(state.maximum - maximum);
-    sum += weight * state.sum;
-    rows.add_scaled(&part.outputs[size_t{row} * v_head_dim], weight, v_head_dim, output);
+    cpu::take_in(part.states[row], &part.outputs[size_t{row} * v_head_dim], v_head_dim, state,
+                 output);
   }
-  if (sum == 0) return -std::numeric_limits<float>::infinity();
-  rows.scale(output, 1.0F / sum, v_head_dim, output);
-  return maximum + std::log(sum);
+  if (state.sum == 0) return -std::numeric_limits<float>::infinity();
+  attention_rows().scale(output, 1.0F / state.sum, v_head_dim, output);
+  return state.maximum + std::log(state.sum);
 }
 
 Status merge_attention(std::span<const AttentionResult> results, uint64_t row_count,

@@ -1,6 +1,7 @@
-// Attention of query rows to the packed tokens of one layer: streaming softmax over a few hundred tokens at a time, so
-// that nothing of the document's size is held, and partial results that join exactly (FlashAttention's online softmax,
-// arXiv 2205.14135).
+// Attention of query rows to the packed tokens of one layer: streaming softmax over a block or a few at a time, so that
+// nothing of the document's size is held, and partial results that join exactly (FlashAttention's online softmax,
+// arXiv 2205.14135). Quantised profiles are read as they are where the machine has instructions for it
+// (kernels/cpu/attend_packed.h), everything else is decoded as it goes.
 //
 // Logits are those of the keys as they were before centring, exact rows included, in every segment: partial results of
 // different segments, and of the caller's own suffix, are in one frame.
@@ -12,6 +13,7 @@
 
 #include "common/result.h"
 #include "kernels/codec.h"
+#include "kernels/cpu/attend_ops.h"
 #include "kernels/cpu/attention_rows.h"
 
 namespace polykv {
@@ -39,6 +41,12 @@ struct AttendScratch {
   std::vector<float> k;
   std::vector<float> v;
   std::vector<float> scores;
+  std::vector<size_t> skipped;
+  // Of attention to packed blocks, [head of the group, row]:
+  std::vector<cpu::PackedQuery> queries;
+  std::vector<int32_t> words;
+  std::vector<SoftmaxState> states;
+  std::vector<float> outputs;
 };
 
 /// Takes tokens [first_token, first_token + token_count) of a segment into `part`. The range was

@@ -60,6 +60,9 @@ struct Ops {
                          uint8_t* codes, double* gains);
   void (*rotated_decode)(const uint8_t* codes, uint32_t dims, const TensorRule& rule,
                          const float* gains, const float* means, float* rows, int64_t stride);
+  /// One row in place, whose dims are a multiple of 16: what an encoder does to it, and back.
+  void (*rotate)(float* row, uint32_t dims, const TensorRule& rule);
+  void (*rotate_back)(float* row, uint32_t dims, const TensorRule& rule);
   /// K of 4 to 6 bits, V of 3 to 5.
   void (*k_pack)(const uint8_t* codes, uint32_t dims, uint32_t bits, uint8_t* pieces);
   void (*k_unpack)(const uint8_t* pieces, uint32_t dims, uint32_t bits, uint8_t* codes);

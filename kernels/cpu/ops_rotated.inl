@@ -215,6 +215,19 @@ POLYKV_TARGET void rotated_decode_rows(const uint8_t* codes, uint32_t dims,
   }
 }
 
+POLYKV_TARGET void rotate_in_place(float* row, uint32_t dims, const TensorRule& rule) {
+  scale_and_rotate(row, dims, 1, signs_of(rule));
+}
+
+POLYKV_TARGET void rotate_back_in_place(float* row, uint32_t dims, const TensorRule& rule) {
+  const float* signs = signs_of(rule);
+  for_each_rotation_block(dims, [&](uint32_t first, uint32_t count) POLYKV_TARGET {
+    const float scale = 1 / std::sqrt(static_cast<float>(count));
+    walsh_hadamard(row + first, count);
+    for (uint32_t i = first; i < first + count; ++i) row[i] *= signs[i] * scale;
+  });
+}
+
 // Four codes of a byte each, by memcpy: rows of codes are not aligned to words for the compiler.
 POLYKV_TARGET inline uint32_t load_word(const uint8_t* bytes) {
   uint32_t word;

@@ -1,0 +1,201 @@
+#include "kernels/cpu/attend_packed.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/codebooks.h"
+#include "kernels/cpu/attend_plain.h"
+#include "kernels/cpu/ops.h"
+
+namespace polykv::cpu {
+
+namespace {
+
+// With more rows than a tile, blocks are taken so many at a time, which stay in the L2 cache.
+constexpr uint64_t kChunkBlocks = 8;
+// So far before a block is worked on it is fetched from memory.
+constexpr uint64_t kAheadBytes = 12288;
+
+/// Bits [low, high) of a block's 64.
+uint64_t bits_between(uint64_t low, uint64_t high) {
+  const auto below = [](uint64_t bit) {
+    return bit >= 64 ? ~uint64_t{0} : (uint64_t{1} << bit) - 1;
+  };
+  return below(high) & ~below(low);
+}
+
+/// A kv_head's share of one call.
+class PackedHead {
+ public:
+  PackedHead(const LayerView& layer, uint32_t kv_head, uint64_t document_token,
+             const AttendQueries& queries, AttendPart& part, AttendScratch& scratch)
+      : layer_(layer),
+        kv_head_(kv_head),
+        document_token_(document_token),
+        queries_(queries),
+        part_(part),
+        scratch_(scratch),
+        rule_(*profile_rule(layer.profile)),
+        k_dim_(layer.geometry.k_head_dim),
+        v_dim_(layer.geometry.v_head_dim),
+        row_count_(queries.head_count / layer.geometry.kv_head_count * queries.row_count),
+        q_(queries.q + size_t{kv_head} * row_count_ * k_dim_) {}
+
+  bool attend(uint64_t first, uint64_t end) {
+    return attend_exact_rows(first, end) && prepare_queries() && attend_blocks(first, end) &&
+           take_in_outputs();
+  }
+
+ private:
+  /// Exact rows are few, and uncentred: plain fp32.
+  bool attend_exact_rows(uint64_t first, uint64_t end) {
+    const uint32_t* tokens = layer_.exact_tokens;
+    const auto low = std::lower_bound(tokens, tokens + layer_.exact_row_count, first) - tokens;
+    const auto high = std::lower_bound(tokens, tokens + layer_.exact_row_count, end) - tokens;
+    if (low == high) return true;
+    const auto count = static_cast<size_t>(high - low);
+    const size_t row = size_t{kv_head_} * layer_.exact_row_capacity + static_cast<size_t>(low);
+    load_exact(layer_.exact_k + row * k_dim_, count * k_dim_, layer_.scales.exact_k_exponent,
+               scratch_.k);
+    load_exact(layer_.exact_v + row * v_dim_, count * v_dim_, layer_.scales.exact_v_exponent,
+               scratch_.v);
+    scratch_.skipped.assign(queries_.row_count, 0);
+    for (uint32_t i = 0; queries_.first_tokens != nullptr && i < queries_.row_count; ++i) {
+      const uint64_t token = queries_.first_tokens[i];
+      const uint64_t in_segment = token < document_token_ ? 0 : token - document_token_;
+      scratch_.skipped[i] = static_cast<size_t>(
+          std::lower_bound(tokens + low, tokens + high, in_segment) - (tokens + low));
+    }
+    return attend_plain(q_, layer_.geometry, count, queries_, scratch_.skipped, part_, scratch_);
+  }
+
+  static void load_exact(const uint16_t* halves, size_t count, int32_t exponent,
+                         std::vector<float>& out) {
+    out.resize(std::max(out.size(), count));
+    ops().f32_from_f16(halves, out.data(), count);
+    const float scale = std::ldexp(1.0F, exponent);
+    for (size_t i = 0; i < count; ++i) out[i] *= scale;
+  }
+
+  bool prepare_queries() {
+    AttendScratch& rows = scratch_;
+    rows.words.resize(size_t{row_count_} * k_dim_ / 2);
+    rows.outputs.assign(size_t{row_count_} * v_dim_, 0.0F);
+    rows.states.assign(row_count_, SoftmaxState());
+    rows.queries.resize(row_count_);
+    const float* means =
+        layer_.k_means == nullptr ? nullptr : layer_.k_means + size_t{kv_head_} * k_dim_;
+    float rotated[kMaxHeadDim];
+    for (uint32_t row = 0; row < row_count_; ++row) {
+      const float* q = q_ + size_t{row} * k_dim_;
+      PackedQuery& query = rows.queries[row];
+      query.mean_logit = 0;
+      if (means != nullptr) {
+        for (uint32_t i = 0; i < k_dim_; ++i) query.mean_logit += q[i] * means[i];
+      }
+      std::copy(q, q + k_dim_, rotated);
+      if (rule_.k.rotated) ops().rotate(rotated, k_dim_, rule_.k);
+      if (!all_finite(rotated, k_dim_)) return false;
+      attend_ops()->pack_query(rotated, k_dim_, &rows.words[size_t{row} * k_dim_ / 2], &query);
+      query.scale = std::ldexp(query.scale, layer_.scales.k_gain_exponent);
+      query.state = &rows.states[row];
+      query.output = &rows.outputs[size_t{row} * v_dim_];
+    }
+    return true;
+  }
+
+  bool attend_blocks(uint64_t first, uint64_t end) {
+    const uint64_t last_block = (end - 1) / kBlockTokens + 1;
+    const uint64_t chunk = row_count_ <= kPackedRows ? last_block : kChunkBlocks;
+    for (uint64_t block = first / kBlockTokens; block < last_block;) {
+      const uint64_t next = std::min(block + chunk, last_block);
+      for (uint32_t row = 0; row < row_count_; row += kPackedRows) {
+        for (uint64_t i = block; i < next; ++i) {
+          if (!attend_tile(i, row, first, end)) return false;
+        }
+      }
+      block = next;
+    }
+    return true;
+  }
+
+  /// Rows [row, row + kPackedRows) and one block.
+  bool attend_tile(uint64_t block, uint32_t row, uint64_t first, uint64_t end) {
+    const uint64_t start = block * kBlockTokens;
+    uint64_t unseen = ~bits_between(first < start ? 0 : first - start, end - start);
+    const uint32_t* exact_end = layer_.exact_tokens + layer_.exact_row_count;
+    for (const uint32_t* exact = std::lower_bound(layer_.exact_tokens, exact_end, start);
+         exact != exact_end && *exact < start + kBlockTokens; ++exact)
+      unseen |= uint64_t{1} << (*exact - start);
+    PackedQuery* rows = &scratch_.queries[row];
+    const uint32_t count = std::min(kPackedRows, row_count_ - row);
+    uint64_t unseen_by_all = ~uint64_t{0};
+    for (uint32_t i = 0; i < count; ++i) {
+      rows[i].unseen = unseen;
+      if (queries_.first_tokens != nullptr) {
+        const uint64_t token = queries_.first_tokens[(row + i) % queries_.row_count];
+        const uint64_t block_token = document_token_ + start;
+        if (token > block_token) rows[i].unseen |= bits_between(0, token - block_token);
+      }
+      unseen_by_all &= rows[i].unseen;
+    }
+    if (unseen_by_all == ~uint64_t{0}) return true;
+    const uint8_t* bytes = layer_.block(kv_head_, block);
+    const LayerGeometry& geometry = layer_.geometry;
+    // The first tile brings the block into the caches, for the others as well.
+    const PackedBlock packed = {k_part(rule_, geometry), v_part(rule_, geometry), queries_.soft_cap,
+                                bytes, row == 0 ? bytes + kAheadBytes : bytes};
+    return attend_ops()->attend_block(packed, rows, count);
+  }
+
+  bool take_in_outputs() {
+    AttendScratch& rows = scratch_;
+    const float power = std::ldexp(1.0F, layer_.scales.v_gain_exponent);
+    for (uint32_t row = 0; row < row_count_; ++row) {
+      if (rows.states[row].sum == 0) continue;
+      float* output = &rows.outputs[size_t{row} * v_dim_];
+      // The power first, or last: a rotation must not leave fp32 on its way.
+      for (uint32_t i = 0; i < v_dim_; ++i) output[i] *= power;
+      if (rule_.v.rotated) ops().rotate_back(output, v_dim_, rule_.v);
+      take_in(rows.states[row], output, v_dim_, part_.states[row],
+              &part_.outputs[size_t{row} * v_dim_]);
+    }
+    return true;
+  }
+
+  const LayerView& layer_;
+  uint32_t kv_head_;
+  uint64_t document_token_;
+  const AttendQueries& queries_;
+  AttendPart& part_;
+  AttendScratch& scratch_;
+  const ProfileRule& rule_;
+  uint32_t k_dim_;
+  uint32_t v_dim_;
+  uint32_t row_count_;
+  const float* q_;
+};
+
+}  // namespace
+
+const AttendOps* attend_ops() {
+  // Whatever keeps the codecs' loops from AVX2 keeps these as well.
+  static const AttendOps* const chosen = &ops() == avx2_ops() ? avx2_attend_ops() : nullptr;
+  return chosen;
+}
+
+bool can_attend_packed(const LayerView& layer) {
+  return active_backend() == Backend::cpu && attend_ops() != nullptr &&
+         profile_rule(layer.profile) != nullptr && layer.geometry.k_head_dim % 4 == 0 &&
+         layer.geometry.v_head_dim % 8 == 0;
+}
+
+bool attend_packed(const LayerView& layer, uint32_t kv_head, uint64_t document_token,
+                   uint64_t first_token, uint64_t token_count, const AttendQueries& queries,
+                   AttendPart& part, AttendScratch& scratch) {
+  if (token_count == 0) return true;
+  return PackedHead(layer, kv_head, document_token, queries, part, scratch)
+      .attend(first_token, first_token + token_count);
+}
+
+}  // namespace polykv::cpu

@@ -4,11 +4,10 @@
 #include <atomic>
 #include <cinttypes>
 #include <cmath>
-#include <exception>
-#include <thread>
 
 #include "kernels/attend.h"
-#include "kernels/reference/elements.h"
+#include "kernels/cpu/attend_plain.h"
+#include "kernels/cpu/tensors.h"
 
 namespace polykv::lib {
 
@@ -50,6 +49,29 @@ Status check(const Lease& lease, uint32_t layer, const AttendRequest& request) {
   return Status::ok();
 }
 
+/// A row of `dim` elements of a strided tensor [row, head, dim], to fp32 and back.
+void load_row(Dtype dtype, const void* data, const Strides& strides, uint32_t head, uint32_t row,
+              float* out, uint32_t dim) {
+  if (strides.dim == 1) {
+    const int64_t offset = reference::element_index(strides, head, row, 0) *
+                           static_cast<int64_t>(dtype_size_bytes(dtype));
+    return cpu::load_row(dtype, static_cast<const uint8_t*>(data) + offset, out, dim);
+  }
+  for (uint32_t i = 0; i < dim; ++i)
+    out[i] = reference::load_element(data, dtype, reference::element_index(strides, head, row, i));
+}
+void store_row(Dtype dtype, const float* values, void* data, const Strides& strides, uint32_t head,
+               uint32_t row, uint32_t dim) {
+  if (strides.dim == 1) {
+    const int64_t offset = reference::element_index(strides, head, row, 0) *
+                           static_cast<int64_t>(dtype_size_bytes(dtype));
+    return cpu::store_row(dtype, values, static_cast<uint8_t*>(data) + offset, dim);
+  }
+  for (uint32_t i = 0; i < dim; ++i)
+    reference::store_element(data, dtype, reference::element_index(strides, head, row, i),
+                             values[i]);
+}
+
 /// The queries as [head, row, dim], times the scale. Refuses those that are no numbers.
 Result<std::vector<float>> scaled_queries(uint32_t layer, const LayerGeometry& geometry,
                                           const AttendRequest& request) {
@@ -60,16 +82,14 @@ Result<std::vector<float>> scaled_queries(uint32_t layer, const LayerGeometry& g
   std::vector<float> scaled(size_t{request.head_count} * request.query_count * dim);
   float* out = scaled.data();
   for (uint32_t head = 0; head < request.head_count; ++head) {
-    for (uint32_t row = 0; row < request.query_count; ++row) {
-      for (uint32_t i = 0; i < dim; ++i) {
-        const float value = reference::load_element(
-            request.q, request.query_dtype, reference::element_index(strides, head, row, i));
-        *out = value * scale;
-        if (!std::isfinite(*out++)) {
-          return wrong(layer, format("query %u of head %u is %g in dim %u", row, head,
-                                     static_cast<double>(value), i));
-        }
-      }
+    for (uint32_t row = 0; row < request.query_count; ++row, out += dim) {
+      load_row(request.query_dtype, request.q, strides, head, row, out, dim);
+      for (uint32_t i = 0; i < dim; ++i) out[i] *= scale;
+      if (cpu::all_finite(out, dim)) continue;
+      const float* bad = std::find_if(out, out + dim, [](float x) { return !std::isfinite(x); });
+      return wrong(
+          layer, format("query %u of head %u is %g in dim %td, times a scale of %g", row, head,
+                        static_cast<double>(*bad / scale), bad - out, static_cast<double>(scale)));
     }
   }
   return scaled;
@@ -91,18 +111,10 @@ class Work {
     parts_.assign(geometry.kv_head_count * range_count_, AttendPart(rows, geometry.v_head_dim));
   }
 
-  Status run() {
+  Status run(WorkerTeam& workers) {
     const size_t thread_count =
         std::min<size_t>(std::clamp(request_.thread_count, 1U, kMostThreads), parts_.size());
-    std::vector<std::thread> threads;
-    threads.reserve(thread_count);
-    try {
-      while (threads.size() + 1 < thread_count) threads.emplace_back([this] { take_items(); });
-    } catch (const std::exception&) {
-      // The system gives no more threads or memory for them: those that there are do it.
-    }
-    take_items();
-    for (std::thread& thread : threads) thread.join();
+    workers.run(thread_count - 1, [this] { take_items(); });
     if (is_out_of_memory_) return {POLYKV_ERR_NO_MEMORY, "attend: out of memory"};
     if (is_beyond_fp32_) return beyond_fp32(layer_);
     return Status::ok();
@@ -116,7 +128,7 @@ class Work {
   void take_items() noexcept {
     try {
       AttendScratch scratch;
-      // Relaxed: it only hands out numbers; join() orders the rest.
+      // Relaxed: it only hands out numbers; the team orders the rest.
       for (size_t item;
            (item = next_item_.fetch_add(1, std::memory_order_relaxed)) < parts_.size();)
         if (!attend_item(item, scratch).is_ok()) is_beyond_fp32_ = true;
@@ -166,7 +178,7 @@ Status attend(const Lease& lease, uint32_t layer, const AttendRequest& request) 
   queries.first_tokens = request.first_tokens;
   const auto segments = lease.segments();
   Work work(*segments, layer, geometry, request, queries);
-  POLYKV_RETURN_IF_ERROR(work.run());
+  POLYKV_RETURN_IF_ERROR(work.run(lease.workers()));
 
   // All of it before any of it is written: a call that fails leaves the caller's memory as it was.
   const uint32_t dim = geometry.v_head_dim;
@@ -180,19 +192,14 @@ Status attend(const Lease& lease, uint32_t layer, const AttendRequest& request) 
       float* output = &outputs[at * dim];
       log_sums[at] = join_parts(work.parts_of(head / group),
                                 head % group * request.query_count + row, dim, output);
-      if (!std::all_of(output, output + dim, [](float value) { return std::isfinite(value); }))
-        return beyond_fp32(layer);
+      if (!cpu::all_finite(output, dim)) return beyond_fp32(layer);
     }
   }
   const Strides strides = dense_unless_given(request.output_strides, request.head_count, dim);
   for (uint32_t head = 0; head < request.head_count; ++head) {
     for (uint32_t row = 0; row < request.query_count; ++row) {
       const size_t at = size_t{head} * request.query_count + row;
-      for (uint32_t i = 0; i < dim; ++i) {
-        reference::store_element(request.output, request.output_dtype,
-                                 reference::element_index(strides, head, row, i),
-                                 outputs[at * dim + i]);
-      }
+      store_row(request.output_dtype, &outputs[at * dim], request.output, strides, head, row, dim);
       if (request.log_sum_exp != nullptr)
         request.log_sum_exp[size_t{row} * request.head_count + head] = log_sums[at];
     }

@@ -16,6 +16,7 @@
 #include "kernels/segment.h"
 #include "libclient/document.h"
 #include "libclient/session.h"
+#include "libclient/worker_team.h"
 
 namespace polykv::lib {
 
@@ -90,6 +91,8 @@ class Lease {
   Status verify() const;
   /// A decoded cache of this layer is `view`'s payload; segment and layer are checked.
   Result<const LeasedSegment*> find_segment(uint32_t segment, uint32_t layer) const;
+  /// For calls that read with several threads.
+  WorkerTeam& workers() const { return workers_; }
 
   /// Unmaps and tells the daemon; the destructor does the same and drops the answer. Once, and not
   /// while another thread uses the lease.
@@ -118,6 +121,8 @@ class Lease {
   bool is_receiving_ = false;  // a thread is in receive_next()
   Status ended_;               // why no more can come
   std::shared_ptr<const LeasedSegments> segments_ = std::make_shared<const LeasedSegments>();
+
+  mutable WorkerTeam workers_;
 };
 
 /// The strides that all 0 stand for: dense [token, kv_head, dim].

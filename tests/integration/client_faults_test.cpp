@@ -98,6 +98,16 @@ TEST_CASE("row 6: after fork every handle answers FORKED in the child, and the p
   auto segment = publisher.begin_segment();
   REQUIRE(segment.ok());
   const std::vector<float> values = other.values(false, 0, 0, 300);
+  client::AttendOptions attend;
+  std::vector<float> q(2 * document.layers[0].k_head_dim, 1.0F);
+  std::vector<float> output(2 * document.layers[0].v_head_dim);
+  attend.token_count = 300;
+  attend.query_count = 1;
+  attend.head_count = 2;
+  attend.q = q.data();
+  attend.output = output.data();
+  attend.thread_count = 3;
+  REQUIRE(lease.attend(0, attend).ok());  // starts threads, which the child does not have
 
   ChildProcess child([&](const Channel&) {
     const auto need = [](polykv_status status, const char* what) {
@@ -118,6 +128,7 @@ TEST_CASE("row 6: after fork every handle answers FORKED in the child, and the p
     need(code_of(lease.verify()), "verify");
     client::DecodeOptions options;
     need(code_of(lease.decode(0, options)), "decode");
+    need(code_of(lease.attend(0, attend)), "attend");
     uint64_t next = 0;
     need(polykv_publisher_position(publisher.get(), &next, nullptr), "position");
     need(code_of(publisher.progress(1)), "progress");

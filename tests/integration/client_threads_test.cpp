@@ -48,6 +48,38 @@ TEST_CASE("threads decode one lease at once, each its own layer and range") {
   CHECK(failures == 0);
 }
 
+TEST_CASE("threads attend to one lease at once, each with threads of its own or alone") {
+  const DaemonProcess daemon;
+  client::Session session = connect_to(daemon.socket_path());
+  SyntheticDocument document(1000);
+  document.profile = POLYKV_PROFILE_K5V4;
+  const client::Lease lease = document.publish(session, "a", 256);
+  const auto attend = [&](uint32_t layer, uint32_t threads, std::vector<float>& output) {
+    const std::vector<float> q(size_t{4} * document.layers[layer].k_head_dim, 0.5F);
+    output.assign(size_t{4} * document.layers[layer].v_head_dim, 9.0F);
+    client::AttendOptions options;
+    options.token_count = 1000;
+    options.query_count = 2;
+    options.head_count = 2;
+    options.q = q.data();
+    options.output = output.data();
+    options.thread_count = threads;
+    return lease.attend(layer, options).ok();
+  };
+  const int failures = count_failures(6, [&](int i) {
+    const auto layer = static_cast<uint32_t>(i % 2);
+    const auto threads = static_cast<uint32_t>(1 + i / 2);
+    std::vector<float> want;
+    std::vector<float> output;
+    if (!attend(layer, threads, want)) return false;
+    for (int round = 0; round < 50; ++round) {
+      if (!attend(layer, threads, output) || output != want) return false;
+    }
+    return true;
+  });
+  CHECK(failures == 0);
+}
+
 TEST_CASE("threads encode the layers of one segment at once") {
   const DaemonProcess daemon;
   client::Session session = connect_to(daemon.socket_path());

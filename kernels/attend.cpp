@@ -74,9 +74,9 @@ bool attend_decoded(const Codec& codec, const LayerView& layer, uint32_t kv_head
 bool attend_tokens(const Codec& codec, const LayerView& layer, uint32_t kv_head,
                    uint64_t document_token, uint64_t first_token, uint64_t token_count,
                    const AttendQueries& queries, AttendPart& part, AttendScratch& scratch) {
-  if (cpu::can_attend_packed(layer)) {
-    return cpu::attend_packed(layer, kv_head, document_token, first_token, token_count, queries,
-                              part, scratch);
+  if (const cpu::AttendOps* ops = cpu::packed_ops_for(layer)) {
+    return cpu::attend_packed(*ops, layer, kv_head, document_token, first_token, token_count,
+                              queries, part, scratch);
   }
   return attend_decoded(codec, layer, kv_head, document_token, first_token, token_count, queries,
                         part, scratch);

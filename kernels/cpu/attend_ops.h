@@ -37,6 +37,7 @@ struct PackedBlock {
 
 struct AttendOps {
   const char* name;
+  uint32_t v_dim_multiple;  // v_head_dim is one
   /// Fills words, scale and bias of `query`. row: k_head_dim finite values.
   void (*pack_query)(const float* row, uint32_t k_head_dim, int32_t* words, PackedQuery* query);
   /// row_count: 1 to kPackedRows. False: a logit is beyond fp32.
@@ -45,7 +46,8 @@ struct AttendOps {
 
 /// Null where this machine, or POLYKV_CPU, has no path that is faster than decoding. Decided once.
 const AttendOps* attend_ops();
-/// Null where the compiler's target or this machine has no AVX2.
+/// Null where the compiler's target or this machine has no AVX2, or no AVX-512 with VBMI and VNNI.
 const AttendOps* avx2_attend_ops();
+const AttendOps* avx512_attend_ops();
 
 }  // namespace polykv::cpu

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <string_view>
 
 #include "kernels/codebooks.h"
 #include "kernels/cpu/attend_plain.h"
@@ -27,9 +29,11 @@ uint64_t bits_between(uint64_t low, uint64_t high) {
 /// A kv_head's share of one call.
 class PackedHead {
  public:
-  PackedHead(const LayerView& layer, uint32_t kv_head, uint64_t document_token,
-             const AttendQueries& queries, AttendPart& part, AttendScratch& scratch)
-      : layer_(layer),
+  PackedHead(const AttendOps& attend_ops, const LayerView& layer, uint32_t kv_head,
+             uint64_t document_token, const AttendQueries& queries, AttendPart& part,
+             AttendScratch& scratch)
+      : attend_ops_(attend_ops),
+        layer_(layer),
         kv_head_(kv_head),
         document_token_(document_token),
         queries_(queries),
@@ -96,7 +100,7 @@ class PackedHead {
       std::copy(q, q + k_dim_, rotated);
       if (rule_.k.rotated) ops().rotate(rotated, k_dim_, rule_.k);
       if (!all_finite(rotated, k_dim_)) return false;
-      attend_ops()->pack_query(rotated, k_dim_, &rows.words[size_t{row} * k_dim_ / 2], &query);
+      attend_ops_.pack_query(rotated, k_dim_, &rows.words[size_t{row} * k_dim_ / 2], &query);
       query.scale = std::ldexp(query.scale, layer_.scales.k_gain_exponent);
       query.state = &rows.states[row];
       query.output = &rows.outputs[size_t{row} * v_dim_];
@@ -145,7 +149,7 @@ class PackedHead {
     // The first tile brings the block into the caches, for the others as well.
     const PackedBlock packed = {k_part(rule_, geometry), v_part(rule_, geometry), queries_.soft_cap,
                                 bytes, row == 0 ? bytes + kAheadBytes : bytes};
-    return attend_ops()->attend_block(packed, rows, count);
+    return attend_ops_.attend_block(packed, rows, count);
   }
 
   bool take_in_outputs() {
@@ -163,6 +167,7 @@ class PackedHead {
     return true;
   }
 
+  const AttendOps& attend_ops_;
   const LayerView& layer_;
   uint32_t kv_head_;
   uint64_t document_token_;
@@ -179,22 +184,28 @@ class PackedHead {
 }  // namespace
 
 const AttendOps* attend_ops() {
-  // Whatever keeps the codecs' loops from AVX2 keeps these as well.
-  static const AttendOps* const chosen = &ops() == avx2_ops() ? avx2_attend_ops() : nullptr;
+  static const AttendOps* const chosen = []() -> const AttendOps* {
+    // Whatever keeps the codecs' loops from AVX2 keeps these as well.
+    if (&ops() != avx2_ops()) return nullptr;
+    const char* choice = std::getenv("POLYKV_CPU");
+    const bool avx2 = choice != nullptr && std::string_view(choice) == "avx2";
+    const AttendOps* wide = avx2 ? nullptr : avx512_attend_ops();
+    return wide != nullptr ? wide : avx2_attend_ops();
+  }();
   return chosen;
 }
 
-bool can_attend_packed(const LayerView& layer) {
-  return active_backend() == Backend::cpu && attend_ops() != nullptr &&
-         profile_rule(layer.profile) != nullptr && layer.geometry.k_head_dim % 4 == 0 &&
-         layer.geometry.v_head_dim % 8 == 0;
+const AttendOps* packed_ops_for(const LayerView& layer) {
+  if (active_backend() != Backend::cpu || profile_rule(layer.profile) == nullptr) return nullptr;
+  const AttendOps* ops = attend_ops();
+  return ops != nullptr && layer.geometry.v_head_dim % ops->v_dim_multiple == 0 ? ops : nullptr;
 }
 
-bool attend_packed(const LayerView& layer, uint32_t kv_head, uint64_t document_token,
-                   uint64_t first_token, uint64_t token_count, const AttendQueries& queries,
-                   AttendPart& part, AttendScratch& scratch) {
+bool attend_packed(const AttendOps& attend_ops, const LayerView& layer, uint32_t kv_head,
+                   uint64_t document_token, uint64_t first_token, uint64_t token_count,
+                   const AttendQueries& queries, AttendPart& part, AttendScratch& scratch) {
   if (token_count == 0) return true;
-  return PackedHead(layer, kv_head, document_token, queries, part, scratch)
+  return PackedHead(attend_ops, layer, kv_head, document_token, queries, part, scratch)
       .attend(first_token, first_token + token_count);
 }
 

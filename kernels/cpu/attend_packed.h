@@ -5,14 +5,14 @@
 
 namespace polykv::cpu {
 
-/// Whether attend_packed can do it: a quantised profile, dims that suit, and a machine that is
-/// faster this way.
-bool can_attend_packed(const LayerView& layer);
+/// The way to attend to this layer's blocks: null for what is no quantised profile, has dims that
+/// do not suit, or is as fast decoded on this machine.
+const AttendOps* packed_ops_for(const LayerView& layer);
 
-/// As attend_tokens.
-[[nodiscard]] bool attend_packed(const LayerView& layer, uint32_t kv_head, uint64_t document_token,
-                                 uint64_t first_token, uint64_t token_count,
-                                 const AttendQueries& queries, AttendPart& part,
-                                 AttendScratch& scratch);
+/// As attend_tokens, by `ops`.
+[[nodiscard]] bool attend_packed(const AttendOps& ops, const LayerView& layer, uint32_t kv_head,
+                                 uint64_t document_token, uint64_t first_token,
+                                 uint64_t token_count, const AttendQueries& queries,
+                                 AttendPart& part, AttendScratch& scratch);
 
 }  // namespace polykv::cpu

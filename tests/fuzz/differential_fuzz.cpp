@@ -6,13 +6,40 @@
 #include <cstdio>
 #include <random>
 
-#include "kernels/attend.h"
+#include "kernels/cpu/attend_packed.h"
 #include "tests/support/compare_paths.h"
 
 using namespace polykv;
 using namespace polykv::test;
 
+#ifdef POLYKV_EMULATE_AVX512
+namespace polykv::cpu {
+const AttendOps* emulated_avx512_attend_ops();
+}
+#endif
+
 namespace {
+
+/// The way to attend that is tried.
+const cpu::AttendOps* ops_for(const LayerView& layer) {
+#ifdef POLYKV_EMULATE_AVX512
+  const cpu::AttendOps* ops = cpu::emulated_avx512_attend_ops();
+  return layer.geometry.v_head_dim % ops->v_dim_multiple == 0 ? ops : nullptr;
+#else
+  return cpu::packed_ops_for(layer);
+#endif
+}
+
+bool attend(const LayerView& layer, uint32_t kv_head, uint64_t document_token, uint64_t first,
+            uint64_t count, const AttendQueries& queries, AttendPart& part,
+            AttendScratch& scratch) {
+  if (const cpu::AttendOps* ops = ops_for(layer)) {
+    return cpu::attend_packed(*ops, layer, kv_head, document_token, first, count, queries, part,
+                              scratch);
+  }
+  return attend_tokens(*codec_for(layer.profile), layer, kv_head, document_token, first, count,
+                       queries, part, scratch);
+}
 
 using Engine = std::mt19937_64;
 
@@ -215,8 +242,7 @@ const char* compare_attention(Engine& engine, const LayerView& layer, const Laye
   for (uint32_t head = 0; head < geometry.kv_head_count; ++head) {
     const uint32_t rows = asked.group * asked.row_count;
     std::vector<AttendPart> part(1, AttendPart(rows, geometry.v_head_dim));
-    if (!attend_tokens(*codec_for(layer.profile), layer, head, document_token, asked.first,
-                       asked.count, queries, part[0], scratch))
+    if (!attend(layer, head, document_token, asked.first, asked.count, queries, part[0], scratch))
       return "attention says that a logit is beyond fp32";
     for (uint32_t row = 0; row < rows; ++row) {
       const float* q = &asked.q[(size_t{head} * rows + row) * geometry.k_head_dim];

@@ -1,0 +1,353 @@
+// Attention of a few rows to one packed block. Each attend_*.cpp includes this once, inside an unnamed namespace, behind
+// what its instruction set does differently:
+//
+//   POLYKV_TARGET, POLYKV_INLINE     attributes of functions
+//   Vector, kWidth                   kWidth lanes of 32 bits
+//   load, splat, bit_and, bit_or, bit_xor, shift_left, shift_right     of bytes; shifts of 16 bits
+//   Levels<bits>                     what codes stand for, as bytes without a sign: level + kLevelBias
+//   Words split(a, b, c, d)          four fixed-point numbers, for the bytes of a lane in their order, as two words
+//   kWeightLimit, query_limit(dims)  the largest numbers
+//   Sums, multiply<rows>             integer products of levels and words
+//   kWideRows                        so many rows leave registers for the sums of two vectors
+//
+// What the levels' bias adds to a sum of products is known from the sum of the other factors. Sums may wrap around on
+// their way as long as they fit without it.
+
+#include "kernels/cpu/exp_fast.inl"
+
+constexpr float kRoundingUnit = 12582912.0F;  // 1.5 * 2^23: adding it leaves no room for a fraction
+
+/// A row's softmax weights of a block times the values' gains, as fixed-point numbers.
+struct Weights {
+  alignas(64) int32_t words[2 * kTokenQuads];
+  int32_t bias;
+  float scale;   // of the products
+  float factor;  // of what was accumulated before
+};
+
+/// weights: not negative, none above `most`, which is not zero.
+POLYKV_INLINE void pack_weights(const float* weights, float most, Weights& out) {
+  const float factor = kWeightLimit / most;
+  alignas(64) int32_t numbers[kBlockTokens];
+  int32_t sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (uint32_t i = 0; i < kBlockTokens; ++i) {
+    numbers[i] = static_cast<int32_t>(weights[i] * factor + kRoundingUnit - kRoundingUnit);
+    sum += numbers[i];
+  }
+#pragma omp simd
+  for (uint32_t quad = 0; quad < kTokenQuads; ++quad) {
+    const Words words = split(numbers[quad], numbers[quad + 32], numbers[quad + 16], numbers[quad + 48]);
+    out.words[quad] = words.first;
+    out.words[quad + kTokenQuads] = words.second;
+  }
+  out.bias = sum * kLevelBias;
+  out.scale = most / kWeightLimit;
+}
+
+POLYKV_INLINE void load_gains(const uint8_t* halves, float* gains) {
+  for (uint32_t i = 0; i < kBlockTokens; i += 8) {
+    const __m128i eight = _mm_loadu_si128(reinterpret_cast<const __m128i*>(halves + i * 2));
+    _mm256_store_ps(gains + i, _mm256_cvtph_ps(eight));
+  }
+}
+
+/// Products without their bias.
+POLYKV_INLINE float unbiased(int32_t products, int32_t bias) {
+  return static_cast<float>(
+      static_cast<int32_t>(static_cast<uint32_t>(products) - static_cast<uint32_t>(bias)));
+}
+
+/// scores[64] become fp32 logits. False: one is beyond fp32.
+POLYKV_INLINE bool make_logits(const int32_t* products, const float* gains, const PackedQuery& row,
+                               float soft_cap, float* scores) {
+  uint32_t largest = 0;
+#pragma omp simd reduction(max : largest)
+  for (uint32_t i = 0; i < kBlockTokens; ++i) {
+    scores[i] = unbiased(products[i], row.bias) * row.scale * gains[i] + row.mean_logit;
+    uint32_t bits;
+    __builtin_memcpy(&bits, &scores[i], sizeof bits);
+    bits &= 0x7fffffffU;
+    largest = bits > largest ? bits : largest;
+  }
+  // An infinity and every NaN are above all numbers.
+  if (largest >= 0x7f800000U) return false;
+  if (soft_cap > 0) {
+#pragma omp simd
+    for (uint32_t i = 0; i < kBlockTokens; ++i) {
+      // tanh(x) = 1 - 2 / (exp(2 x) + 1)
+      scores[i] = soft_cap - 2 * soft_cap / (exp_fast(2 * scores[i] / soft_cap) + 1);
+    }
+  }
+  return true;
+}
+
+/// False where the row sees no token of the block.
+POLYKV_INLINE bool make_weights(float* scores, const float* gains, const PackedQuery& row,
+                                Weights& out) {
+  constexpr float kUnseen = std::numeric_limits<float>::lowest();
+  SoftmaxState& state = *row.state;
+  if (row.unseen == ~uint64_t{0}) return false;
+  if (row.unseen != 0) {
+    for (uint32_t i = 0; i < kBlockTokens; ++i) {
+      if ((row.unseen >> i & 1U) != 0) scores[i] = kUnseen;
+    }
+  }
+  float maximum = state.maximum;
+#pragma omp simd reduction(max : maximum)
+  for (uint32_t i = 0; i < kBlockTokens; ++i) maximum = scores[i] > maximum ? scores[i] : maximum;
+  float sum = 0;
+  float most = 0;
+#pragma omp simd reduction(+ : sum) reduction(max : most)
+  for (uint32_t i = 0; i < kBlockTokens; ++i) {
+    const float weight = scores[i] == kUnseen ? 0.0F : exp_fast(scores[i] - maximum);
+    sum += weight;
+    scores[i] = weight * gains[i];
+    most = scores[i] > most ? scores[i] : most;
+  }
+  out.factor = state.sum > 0 ? exp_fast(state.maximum - maximum) : 0.0F;
+  state.sum = state.sum * out.factor + sum;
+  state.maximum = maximum;
+  // Weights so small beside those of other blocks, or gains all zero, add nothing.
+  if (most < 1e-30F) {
+    std::memset(out.words, 0, sizeof out.words);
+    out.bias = 0;
+    out.scale = 0;
+  } else {
+    pack_weights(scores, most, out);
+  }
+  return true;
+}
+
+/// Fetches from memory what will be read a block or so later. The hardware's own prefetchers stop
+/// at pages' ends and do not keep up with a loop that computes.
+POLYKV_INLINE void prefetch(const uint8_t* bytes) {
+  _mm_prefetch(reinterpret_cast<const char*>(bytes), _MM_HINT_T0);
+}
+
+template <uint32_t Rows>
+POLYKV_INLINE void clear(Sums* sums) {
+  for (uint32_t row = 0; row < Rows; ++row) sums[row] = Sums();
+}
+
+/// Products of kWidth tokens, the first of them `token`. `ahead` is where this share of the block's
+/// prefetching starts.
+template <uint32_t Bits, uint32_t Rows>
+POLYKV_INLINE void key_products(const Levels<Bits>& levels, const uint8_t* codes, uint32_t dims,
+                                uint32_t token, const int32_t* const* words, const uint8_t* ahead,
+                                Sums* sums) {
+  const uint32_t quads = dims / 4;
+  if constexpr (Bits == 8) {
+    const uint8_t* line = codes + size_t{token} * 4;
+    for (uint32_t quad = 0; quad < quads; ++quad, line += 4 * kBlockTokens) {
+      if (quad % (16 / kWidth) == 0) prefetch(ahead + quad * 4 * kWidth);
+      multiply<Rows>(load(line), words, quad, quads, sums);
+    }
+  } else {
+    const uint32_t group = token % kPieceTokens / 16;
+    const uint8_t* piece = codes + k_line_offset(token, 0, dims, Bits, 0);
+    for (uint32_t quad = 0; quad < quads; quad += 4, piece += Bits * kPieceLineBytes) {
+      constexpr uint32_t kShare = Bits * kWidth * 2;  // bytes of the piece
+      for (uint32_t i = 0; i < kShare; i += 64) prefetch(ahead + i);
+      ahead += kShare;
+      const uint8_t* low = piece + group * 2 * kPieceLineBytes;
+      const Vector lines[2] = {load(low), load(low + kPieceLineBytes)};
+      Vector upper = splat(0);
+      if constexpr (Bits > 4)
+        upper = load(piece + (kPieceLowLines + (Bits == 6 ? group : 0)) * kPieceLineBytes);
+      if (Bits == 5 && group == 1) upper = shift_right(upper, 4);
+      constexpr int kUpperBits = Bits == 6 ? 2 : 1;
+      multiply<Rows>(levels.low(lines[0], upper, 0), words, quad, quads, sums);
+      multiply<Rows>(levels.high(lines[0], upper, kUpperBits), words, quad + 1, quads, sums);
+      multiply<Rows>(levels.low(lines[1], upper, 2 * kUpperBits), words, quad + 2, quads, sums);
+      multiply<Rows>(levels.high(lines[1], upper, 3 * kUpperBits), words, quad + 3, quads, sums);
+    }
+  }
+}
+
+template <uint32_t Bits, uint32_t Rows>
+POLYKV_TARGET void multiply_keys(const PackedBlock& block, const PackedQuery* rows,
+                                 int32_t (*products)[kBlockTokens]) {
+  const Levels<Bits> levels;
+  const uint32_t dims = block.k.head_dim;
+  const int32_t* words[Rows];
+  for (uint32_t row = 0; row < Rows; ++row) words[row] = rows[row].words;
+  const uint8_t* ahead = block.ahead + block.k.codes;
+  for (uint32_t token = 0; token < kBlockTokens; token += kWidth) {
+    Sums sums[Rows];
+    clear<Rows>(sums);
+    key_products<Bits, Rows>(levels, block.bytes + block.k.codes, dims, token, words,
+                             ahead + size_t{token} * dims * Bits / 8, sums);
+    for (uint32_t row = 0; row < Rows; ++row) sums[row].store(products[row] + token);
+  }
+}
+
+/// A group of 8 token quads times `Vectors` vectors of dims. `planes`: at the first of these dims.
+template <uint32_t Bits, uint32_t Rows, uint32_t Vectors>
+POLYKV_INLINE void group_products(const Levels<Bits>& levels, const uint8_t* planes,
+                                  size_t plane_bytes, const int32_t* const* words, uint32_t quad,
+                                  const uint8_t* ahead, Sums (*sums)[Rows]) {
+  constexpr uint32_t kNibblePlanes = Bits == 3 ? kV3Planes : 4;
+  constexpr uint32_t kVectorBytes = kWidth * 4;
+  Vector upper[Vectors];  // 5 bits: the fifth ones; 3 bits: the spare bits of the planes
+  for (uint32_t i = 0; i < Vectors; ++i)
+    upper[i] = Bits == 5 ? load(planes + 4 * plane_bytes + i * kVectorBytes) : splat(0);
+  for (uint32_t i = 0; i < Bits * Vectors * kVectorBytes; i += 64) prefetch(ahead + i);
+#pragma GCC unroll 4
+  for (uint32_t plane = 0; plane < kNibblePlanes; ++plane) {
+#pragma GCC unroll 2
+    for (uint32_t i = 0; i < Vectors; ++i) {
+      const Vector x = load(planes + plane * plane_bytes + i * kVectorBytes);
+      const int bit = static_cast<int>(2 * plane);
+      multiply<Rows>(levels.low(x, upper[i], bit), words, quad + 2 * plane, kTokenQuads, sums[i]);
+      multiply<Rows>(levels.high(x, upper[i], bit + 1), words, quad + 2 * plane + 1, kTokenQuads,
+                     sums[i]);
+      if constexpr (Bits == 3)
+        upper[i] = bit_or(upper[i], shift_right(bit_and(x, splat(0x88)), 3 - static_cast<int>(plane)));
+    }
+  }
+  if constexpr (Bits == 3) {
+    for (uint32_t i = 0; i < Vectors; ++i) {
+      multiply<Rows>(levels.low(upper[i], upper[i], 0), words, quad + 6, kTokenQuads, sums[i]);
+      multiply<Rows>(levels.high(upper[i], upper[i], 0), words, quad + 7, kTokenQuads, sums[i]);
+    }
+  }
+}
+
+template <uint32_t Bits, uint32_t Rows, uint32_t Vectors>
+POLYKV_INLINE void value_products(const Levels<Bits>& levels, const uint8_t* codes,
+                                  size_t plane_bytes, const int32_t* const* words,
+                                  const uint8_t* ahead, Sums (*sums)[Rows]) {
+  constexpr uint32_t kVectorBytes = kWidth * 4;
+  if constexpr (Bits == 8) {
+    for (uint32_t quad = 0; quad < kTokenQuads; ++quad, codes += plane_bytes) {
+      for (uint32_t i = 0; i < Vectors; ++i, ahead += kVectorBytes) {
+        prefetch(ahead);
+        const Vector levels8 = bit_xor(load(codes + i * kVectorBytes), splat(0x80));
+        multiply<Rows>(levels8, words, quad, kTokenQuads, sums[i]);
+      }
+    }
+  } else {
+    for (uint32_t quad = 0; quad < kTokenQuads; quad += kGroupQuads, codes += Bits * plane_bytes) {
+      group_products<Bits, Rows, Vectors>(levels, codes, plane_bytes, words, quad, ahead, sums);
+      ahead += Bits * Vectors * kVectorBytes;
+    }
+  }
+}
+
+template <uint32_t Bits, uint32_t Rows, uint32_t Vectors>
+POLYKV_INLINE void add_values(const Levels<Bits>& levels, const PackedBlock& block, uint32_t dim,
+                              const PackedQuery* rows, const Weights* weights) {
+  const int32_t* words[Rows];
+  for (uint32_t row = 0; row < Rows; ++row) words[row] = weights[row].words;
+  Sums sums[Vectors][Rows];
+  for (Sums* vector : sums) clear<Rows>(vector);
+  value_products<Bits, Rows, Vectors>(
+      levels, block.bytes + block.v.codes + size_t{dim} * 4, size_t{block.v.head_dim} * 4, words,
+      block.ahead + block.v.codes + size_t{dim} * Bits * kBlockTokens / 8, sums);
+  for (uint32_t row = 0; row < Rows; ++row) {
+    const Weights& weight = weights[row];
+    alignas(64) int32_t products[Vectors * kWidth];
+    for (uint32_t i = 0; i < Vectors; ++i) sums[i][row].store(products + i * kWidth);
+    float* output = rows[row].output + dim;
+#pragma omp simd
+    for (uint32_t i = 0; i < Vectors * kWidth; ++i)
+      output[i] = output[i] * weight.factor + unbiased(products[i], weight.bias) * weight.scale;
+  }
+}
+
+template <uint32_t Bits, uint32_t Rows>
+POLYKV_TARGET void multiply_values(const PackedBlock& block, const PackedQuery* rows,
+                                   const Weights* weights) {
+  const Levels<Bits> levels;
+  uint32_t dim = 0;
+  constexpr uint32_t kVectors = Rows > kWideRows ? 1 : 2;
+  for (; dim + kVectors * kWidth <= block.v.head_dim; dim += kVectors * kWidth)
+    add_values<Bits, Rows, kVectors>(levels, block, dim, rows, weights);
+  if (kVectors > 1 && dim < block.v.head_dim)
+    add_values<Bits, Rows, 1>(levels, block, dim, rows, weights);
+}
+
+template <uint32_t Rows>
+POLYKV_TARGET bool attend_rows(const PackedBlock& block, const PackedQuery* rows) {
+  alignas(64) int32_t products[Rows][kBlockTokens];
+  switch (block.k.rule.bits) {
+    case 4:
+      multiply_keys<4, Rows>(block, rows, products);
+      break;
+    case 5:
+      multiply_keys<5, Rows>(block, rows, products);
+      break;
+    case 6:
+      multiply_keys<6, Rows>(block, rows, products);
+      break;
+    default:
+      multiply_keys<8, Rows>(block, rows, products);
+  }
+  alignas(64) float k_gains[kBlockTokens];
+  alignas(64) float v_gains[kBlockTokens];
+  load_gains(block.bytes + block.k.gains, k_gains);
+  load_gains(block.bytes + block.v.gains, v_gains);
+  Weights weights[Rows];
+  for (uint32_t row = 0; row < Rows; ++row) {
+    alignas(64) float scores[kBlockTokens];
+    if (!make_logits(products[row], k_gains, rows[row], block.soft_cap, scores)) return false;
+    if (!make_weights(scores, v_gains, rows[row], weights[row])) weights[row] = {{}, 0, 0, 1};
+  }
+  switch (block.v.rule.bits) {
+    case 3:
+      multiply_values<3, Rows>(block, rows, weights);
+      break;
+    case 4:
+      multiply_values<4, Rows>(block, rows, weights);
+      break;
+    case 5:
+      multiply_values<5, Rows>(block, rows, weights);
+      break;
+    default:
+      multiply_values<8, Rows>(block, rows, weights);
+  }
+  return true;
+}
+
+bool attend_block(const PackedBlock& block, const PackedQuery* rows, uint32_t row_count) {
+  switch (row_count) {
+    case 1:
+      return attend_rows<1>(block, rows);
+    case 2:
+      return attend_rows<2>(block, rows);
+    case 3:
+      return attend_rows<3>(block, rows);
+    default:
+      return attend_rows<4>(block, rows);
+  }
+}
+
+/// The words: the first ones of all dim quads, then the second ones.
+POLYKV_TARGET void pack_query(const float* row, uint32_t k_head_dim, int32_t* words, PackedQuery* query) {
+  float largest = 0;
+#pragma omp simd reduction(max : largest)
+  for (uint32_t i = 0; i < k_head_dim; ++i) {
+    const float magnitude = row[i] < 0 ? -row[i] : row[i];
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  const float step = largest / query_limit(k_head_dim);
+  // Beside a step so small that its inverse is no number all logits are zero.
+  const float factor = step > std::numeric_limits<float>::min() ? 1 / step : 0;
+  int32_t sum = 0;
+  const uint32_t quads = k_head_dim / 4;
+#pragma omp simd reduction(+ : sum)
+  for (uint32_t quad = 0; quad < quads; ++quad) {
+    int32_t numbers[4];
+    for (uint32_t i = 0; i < 4; ++i) {
+      numbers[i] = static_cast<int32_t>(row[quad * 4 + i] * factor + kRoundingUnit - kRoundingUnit);
+      sum += numbers[i];
+    }
+    const Words four = split(numbers[0], numbers[1], numbers[2], numbers[3]);
+    words[quad] = four.first;
+    words[quad + quads] = four.second;
+  }
+  query->words = words;
+  query->scale = step;
+  query->bias = sum * kLevelBias;
+}

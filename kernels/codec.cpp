@@ -1,21 +1,15 @@
 #include "kernels/codec.h"
 
-#include <cstdlib>
-#include <string_view>
 #include <vector>
 
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu_choice.h"
 #include "kernels/reference/reference.h"
 
 namespace polykv {
 
 Backend active_backend() {
-  static const Backend backend = [] {
-    const char* choice = std::getenv("POLYKV_CPU");
-    return choice != nullptr && std::string_view(choice) == "reference" ? Backend::reference
-                                                                        : Backend::cpu;
-  }();
-  return backend;
+  return cpu_choice() == CpuChoice::reference ? Backend::reference : Backend::cpu;
 }
 
 const Codec* codec_for(Profile profile, Backend backend) {

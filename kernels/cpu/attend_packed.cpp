@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <string_view>
 
 #include "kernels/codebooks.h"
 #include "kernels/cpu/attend_plain.h"
 #include "kernels/cpu/ops.h"
+#include "kernels/cpu_choice.h"
 
 namespace polykv::cpu {
 
@@ -187,9 +186,7 @@ const AttendOps* attend_ops() {
   static const AttendOps* const chosen = []() -> const AttendOps* {
     // Whatever keeps the codecs' loops from AVX2 keeps these as well.
     if (&ops() != avx2_ops()) return nullptr;
-    const char* choice = std::getenv("POLYKV_CPU");
-    const bool avx2 = choice != nullptr && std::string_view(choice) == "avx2";
-    const AttendOps* wide = avx2 ? nullptr : avx512_attend_ops();
+    const AttendOps* wide = cpu_choice() == CpuChoice::avx2 ? nullptr : avx512_attend_ops();
     return wide != nullptr ? wide : avx2_attend_ops();
   }();
   return chosen;

@@ -13,7 +13,7 @@
 #include <sstream>
 
 #include "common/memfd.h"
-#include "kernels/codec.h"
+#include "kernels/cpu_choice.h"
 #include "libclient/cli/doctor.h"
 
 // Linux 6.5; Debian 12's headers do not have it.
@@ -39,8 +39,12 @@ Finding check_cpu() {
   add("avx512vbmi", __builtin_cpu_supports("avx512vbmi"));
   add("avx512bf16", __builtin_cpu_supports("avx512bf16"));
 #endif
-  const bool reference = active_backend() == Backend::reference;
-  if (reference) {
+  if (const char* unknown = unknown_cpu_choice()) {
+    return {"cpu", Health::warning,
+            std::string("POLYKV_CPU is '") + unknown + "', which means nothing and is ignored",
+            "unset it, or say avx2, baseline or reference"};
+  }
+  if (cpu_choice() == CpuChoice::reference) {
     return {"cpu", Health::warning, "POLYKV_CPU=reference: the slow, obvious codecs are in use",
             "unset POLYKV_CPU"};
   }

@@ -377,4 +377,8 @@ TEST_CASE("doctor's findings have a name, a health and a detail, and remedies wh
                   {"", {"POLYKV_SOCKET=" + daemon.socket_path()}, std::nullopt});
   CHECK(limited.exit_code == 0);
   CHECK(contains(limited.output, "warning  descriptors    RLIMIT_NOFILE 256"));
+  const ProgramRun misspelt =
+      run_program(POLYKV_CTL_PATH, {"doctor"},
+                  {"", {"POLYKV_SOCKET=" + daemon.socket_path(), "POLYKV_CPU=axv2"}, std::nullopt});
+  CHECK(contains(misspelt.output, "POLYKV_CPU is 'axv2', which means nothing and is ignored"));
 }

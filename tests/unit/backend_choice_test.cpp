@@ -1,10 +1,12 @@
-// Run three times, with POLYKV_CPU unset, =baseline and =reference (tests/unit/CMakeLists.txt).
+// Run with POLYKV_CPU unset, and with each of its values and one that is none (tests/unit/CMakeLists.txt).
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <string>
 
 #include "kernels/codec.h"
+#include "kernels/cpu/attend_ops.h"
 #include "kernels/cpu/ops.h"
+#include "kernels/cpu_choice.h"
 
 using namespace polykv;
 
@@ -16,4 +18,7 @@ TEST_CASE("POLYKV_CPU chooses the backend and holds back the instruction set") {
   CHECK(codec_for(Profile::k8v8, Backend::cpu) != codec_for(Profile::k8v8, Backend::reference));
   const bool plain = choice == "baseline" || cpu::avx2_ops() == nullptr;
   CHECK(&cpu::ops() == (plain ? &cpu::baseline_ops() : cpu::avx2_ops()));
+  CHECK((cpu::attend_ops() == nullptr) == plain);
+  if (choice == "avx2") CHECK(cpu::attend_ops() == cpu::avx2_attend_ops());
+  CHECK((unknown_cpu_choice() != nullptr) == (choice == "avx9"));
 }

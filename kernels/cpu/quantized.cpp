@@ -35,32 +35,42 @@ Rows slice(const Rows& rows, uint64_t from, uint64_t to) {
           static_cast<uint32_t>(to - from), rows.dims};
 }
 
+/// Calls action(head, block, rows, index of the first row in [kv_head, token]) and stops when it
+/// gives false. All kv_heads of a block before the next one: most sources have them side by side.
+template <typename Action>
+bool for_each_block(BlockReader& reader, const LayerSlot& slot, Action action) {
+  for (uint64_t block = 0; block < slot.block_count; ++block) {
+    const uint64_t first = block * kBlockTokens;
+    for (uint32_t head = 0; head < slot.geometry.kv_head_count; ++head) {
+      const Rows rows = reader.read(head, first, block_rows(slot.token_count, block));
+      if (!action(head, block, rows, head * slot.token_count + first)) return false;
+    }
+  }
+  return true;
+}
+
 /// The largest of each row, [kv_head, token]; false when a value is not finite or too large. Also
 /// adds up the means.
 bool scan(BlockReader& reader, const LayerSlot& slot, std::vector<float>& largest, float* means,
           uint32_t dims) {
-  for (uint32_t head = 0; head < slot.geometry.kv_head_count; ++head) {
-    std::vector<double> sums(dims, 0.0);
-    float* row_largest = &largest[head * slot.token_count];
-    for (uint64_t block = 0; block < slot.block_count; ++block) {
-      const uint64_t first = block * kBlockTokens;
-      const uint32_t count = block_rows(slot.token_count, block);
-      const Rows rows = reader.read(head, first, count);
-      ops().max_abs(rows, nullptr, row_largest + first);
-      for (uint32_t i = 0; i < count; ++i) {
-        if (!(row_largest[first + i] <= kMaxMagnitude)) return false;
-      }
-      if (means == nullptr) continue;
-      for_each_run(slot, first, count, [&](uint64_t low, uint64_t high) {
-        ops().add_rows(slice(rows, low - first, high - first), sums.data());
+  std::vector<double> sums(size_t{slot.geometry.kv_head_count} * dims);
+  const bool fits = for_each_block(
+      reader, slot, [&](uint32_t head, uint64_t block, const Rows& rows, uint64_t row) {
+        ops().max_abs(rows, nullptr, &largest[row]);
+        for (uint32_t i = 0; i < rows.count; ++i) {
+          if (!(largest[row + i] <= kMaxMagnitude)) return false;
+        }
+        if (means == nullptr) return true;
+        const uint64_t first = block * kBlockTokens;
+        for_each_run(slot, first, rows.count, [&](uint64_t low, uint64_t high) {
+          ops().add_rows(slice(rows, low - first, high - first), &sums[size_t{head} * dims]);
+        });
+        return true;
       });
-    }
-    const uint64_t averaged = slot.token_count - slot.exact_row_count;
-    if (means == nullptr || averaged == 0) continue;
-    for (uint32_t i = 0; i < dims; ++i) {
-      means[head * dims + i] = static_cast<float>(sums[i] / static_cast<double>(averaged));
-    }
-  }
+  const uint64_t averaged = slot.token_count - slot.exact_row_count;
+  if (!fits || means == nullptr || averaged == 0) return fits;
+  for (size_t i = 0; i < sums.size(); ++i)
+    means[i] = static_cast<float>(sums[i] / static_cast<double>(averaged));
   return true;
 }
 
@@ -74,16 +84,13 @@ struct Encoder {
   const float* head_means(uint32_t head) const {
     return means == nullptr ? nullptr : means + size_t{head} * part.head_dim;
   }
-  /// Calls action(head, block, rows, index of the first row in [kv_head, token]).
   template <typename Action>
   void for_each_block(Action action) const {
-    for (uint32_t head = 0; head < slot.geometry.kv_head_count; ++head) {
-      for (uint64_t block = 0; block < slot.block_count; ++block) {
-        const uint64_t first = block * kBlockTokens;
-        action(head, block, reader.read(head, first, block_rows(slot.token_count, block)),
-               head * slot.token_count + first);
-      }
-    }
+    cpu::for_each_block(reader, slot,
+                        [&](uint32_t head, uint64_t block, const Rows& rows, uint64_t row) {
+                          action(head, block, rows, row);
+                          return true;
+                        });
   }
   template <typename T>
   void mark_exact_rows(std::vector<T>& rows) const {

@@ -6,4 +6,4 @@ constexpr Ops kOps = {POLYKV_OPS_NAME,    f32_from_f16_loop,   f32_from_bf16_loo
                       v8_pack_rows,       v3_pack_rows,        k8_unpack_rows,
                       v8_unpack_rows,     v3_unpack_rows,      rotated_encode_rows,
                       rotated_decode_rows, k_pack_pieces,      k_unpack_pieces,
-                      v_pack_planes,      v_unpack_planes};
+                      v_pack_planes,      v_unpack_planes,     POLYKV_DECODE_BLOCK};

@@ -19,6 +19,26 @@ struct Rows {
   uint32_t dims;
 };
 
+/// Codes of K or V in one block, and what makes values of them.
+struct BlockCodes {
+  TensorRule rule;
+  bool is_k;
+  const uint8_t* codes;
+  uint32_t dims;
+  const float* gains;  // [64]
+  const float* means;  // [dims] or null
+};
+
+/// Where rows [low, high) of a block go; neighbouring dims, `stride` elements from row to row.
+struct RowsTarget {
+  void* data;  // of row `low`
+  int64_t stride;
+  Dtype dtype;
+  bool streams;  // past the caches; rows begin and end at cache lines then
+  uint32_t low;
+  uint32_t high;
+};
+
 /// A gain below zero leaves its token's slot as it is.
 struct Ops {
   const char* name;
@@ -68,6 +88,9 @@ struct Ops {
   void (*k_unpack)(const uint8_t* pieces, uint32_t dims, uint32_t bits, uint8_t* codes);
   void (*v_pack)(const uint8_t* codes, uint32_t dims, uint32_t bits, uint8_t* planes);
   void (*v_unpack)(const uint8_t* planes, uint32_t dims, uint32_t bits, uint8_t* codes);
+
+  /// All of a block's decoding at once. Null: this instruction set has only the steps above.
+  void (*decode_block)(const BlockCodes& block, const RowsTarget& target);
 };
 
 /// The widest that this machine runs. POLYKV_CPU=baseline keeps to what every x86-64 (or other

@@ -8,10 +8,12 @@
 #define POLYKV_TARGET __attribute__((target("avx2,fma,f16c")))
 #define POLYKV_AVX2 1
 #define POLYKV_OPS_NAME "avx2"
+#define POLYKV_DECODE_BLOCK decode_block_rows
 
 namespace polykv::cpu {
 
 namespace {
+#include "kernels/cpu/ops_decode.inl"
 #include "kernels/cpu/ops_impl.inl"
 #include "kernels/cpu/ops_rotated.inl"
 #include "kernels/cpu/ops_table.inl"

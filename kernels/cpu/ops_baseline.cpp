@@ -3,6 +3,7 @@
 #define POLYKV_TARGET
 #define POLYKV_AVX2 0
 #define POLYKV_OPS_NAME "baseline"
+#define POLYKV_DECODE_BLOCK nullptr
 
 namespace polykv::cpu {
 

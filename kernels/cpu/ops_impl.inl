@@ -193,11 +193,15 @@ POLYKV_TARGET inline void walsh_hadamard(float* row, uint32_t dims) {
   }
   for (; half < dims; half *= 2) {
     for (uint32_t start = 0; start < dims; start += 2 * half) {
-      for (uint32_t i = start; i < start + half; ++i) {
-        const float a = row[i];
-        const float b = row[i + half];
-        row[i] = a + b;
-        row[i + half] = a - b;
+      for (uint32_t i = start; i < start + half; i += 8) {
+        Float8 a;
+        Float8 b;
+        std::memcpy(&a, row + i, sizeof a);
+        std::memcpy(&b, row + i + half, sizeof b);
+        const Float8 sum = a + b;
+        const Float8 difference = a - b;
+        std::memcpy(row + i, &sum, sizeof sum);
+        std::memcpy(row + i + half, &difference, sizeof difference);
       }
     }
   }

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <iterator>
 #include <limits>
+#include <type_traits>
 
 #include "include/internal/geometry.h"
 #include "kernels/block_layout.h"

@@ -35,32 +35,42 @@ Rows slice(const Rows& rows, uint64_t from, uint64_t to) {
           static_cast<uint32_t>(to - from), rows.dims};
 }
 
+/// Calls action(head, block, rows, index of the first row in [kv_head, token]) and stops when it
+/// gives false. All kv_heads of a block before the next one: most sources have them side by side.
+template <typename Action>
+bool for_each_block(BlockReader& reader, const LayerSlot& slot, Action action) {
+  for (uint64_t block = 0; block < slot.block_count; ++block) {
+    const uint64_t first = block * kBlockTokens;
+    for (uint32_t head = 0; head < slot.geometry.kv_head_count; ++head) {
+      const Rows rows = reader.read(head, first, block_rows(slot.token_count, block));
+      if (!action(head, block, rows, head * slot.token_count + first)) return false;
+    }
+  }
+  return true;
+}
+
 /// The largest of each row, [kv_head, token]; false when a value is not finite or too large. Also
 /// adds up the means.
 bool scan(BlockReader& reader, const LayerSlot& slot, std::vector<float>& largest, float* means,
           uint32_t dims) {
-  for (uint32_t head = 0; head < slot.geometry.kv_head_count; ++head) {
-    std::vector<double> sums(dims, 0.0);
-    float* row_largest = &largest[head * slot.token_count];
-    for (uint64_t block = 0; block < slot.block_count; ++block) {
-      const uint64_t first = block * kBlockTokens;
-      const uint32_t count = block_rows(slot.token_count, block);
-      const Rows rows = reader.read(head, first, count);
-      ops().max_abs(rows, nullptr, row_largest + first);
-      for (uint32_t i = 0; i < count; ++i) {
-        if (!(row_largest[first + i] <= kMaxMagnitude)) return false;
-      }
-      if (means == nullptr) continue;
-      for_each_run(slot, first, count, [&](uint64_t low, uint64_t high) {
-        ops().add_rows(slice(rows, low - first, high - first), sums.data());
+  std::vector<double> sums(size_t{slot.geometry.kv_head_count} * dims);
+  const bool fits = for_each_block(
+      reader, slot, [&](uint32_t head, uint64_t block, const Rows& rows, uint64_t row) {
+        ops().max_abs(rows, nullptr, &largest[row]);
+        for (uint32_t i = 0; i < rows.count; ++i) {
+          if (!(largest[row + i] <= kMaxMagnitude)) return false;
+        }
+        if (means == nullptr) return true;
+        const uint64_t first = block * kBlockTokens;
+        for_each_run(slot, first, rows.count, [&](uint64_t low, uint64_t high) {
+          ops().add_rows(slice(rows, low - first, high - first), &sums[size_t{head} * dims]);
+        });
+        return true;
       });
-    }
-    const uint64_t averaged = slot.token_count - slot.exact_row_count;
-    if (means == nullptr || averaged == 0) continue;
-    for (uint32_t i = 0; i < dims; ++i) {
-      means[head * dims + i] = static_cast<float>(sums[i] / static_cast<double>(averaged));
-    }
-  }
+  const uint64_t averaged = slot.token_count - slot.exact_row_count;
+  if (!fits || means == nullptr || averaged == 0) return fits;
+  for (size_t i = 0; i < sums.size(); ++i)
+    means[i] = static_cast<float>(sums[i] / static_cast<double>(averaged));
   return true;
 }
 
@@ -74,16 +84,13 @@ struct Encoder {
   const float* head_means(uint32_t head) const {
     return means == nullptr ? nullptr : means + size_t{head} * part.head_dim;
   }
-  /// Calls action(head, block, rows, index of the first row in [kv_head, token]).
   template <typename Action>
   void for_each_block(Action action) const {
-    for (uint32_t head = 0; head < slot.geometry.kv_head_count; ++head) {
-      for (uint64_t block = 0; block < slot.block_count; ++block) {
-        const uint64_t first = block * kBlockTokens;
-        action(head, block, reader.read(head, first, block_rows(slot.token_count, block)),
-               head * slot.token_count + first);
-      }
-    }
+    cpu::for_each_block(reader, slot,
+                        [&](uint32_t head, uint64_t block, const Rows& rows, uint64_t row) {
+                          action(head, block, rows, row);
+                          return true;
+                        });
   }
   template <typename T>
   void mark_exact_rows(std::vector<T>& rows) const {
@@ -178,35 +185,100 @@ Status encode(const KvSource& source, LayerSlot& slot) {
   return Status::ok();
 }
 
-/// A block's rows of K or V. `codes`: scratch of 64 rows.
-void decode_rows(const TensorPart& part, const uint8_t* block, int32_t exponent, const float* means,
-                 uint8_t* codes, float* rows, int64_t stride) {
-  float gains[kBlockTokens];
-  load_gains(block + part.gains, exponent, gains);
-  const uint8_t* source = block + part.codes;
-  if (part.rule.rotated) {
-    const auto unpack = part.is_k ? ops().k_unpack : ops().v_unpack;
-    unpack(source, part.head_dim, part.rule.bits, codes);
-    ops().rotated_decode(codes, part.head_dim, part.rule, gains, means, rows, stride);
-  } else if (part.is_k) {
-    ops().k8_unpack(source, part.head_dim, gains, means, rows, stride);
-  } else {
-    ops().v8_unpack(source, part.head_dim, gains, rows, stride);
+// From here on a target is written past the caches: what is written first would not be in them any
+// more when the last is, and lines that are written as a whole need not be read before.
+constexpr uint64_t kStreamedBytes = uint64_t{1} << 20;
+constexpr int64_t kLineBytes = 64;
+
+/// K or V of a layer on its way out.
+class Decoder {
+ public:
+  Decoder(const LayerView& layer, const TensorPart& part, const float* means, int32_t exponent,
+          const DecodeTarget& range, const TargetTensor& target)
+      : layer_(layer),
+        part_(part),
+        means_(means),
+        exponent_(exponent),
+        range_(range),
+        target_(target),
+        writer_(target, range.first_token, range.token_count),
+        codes_(ops().decode_block == nullptr ? size_t{kBlockTokens} * part.head_dim : 0) {
+    const auto element_bytes = static_cast<int64_t>(dtype_size_bytes(target.dtype));
+    const auto starts_line = [&](int64_t elements) {
+      return elements * element_bytes % kLineBytes == 0;
+    };
+    streams_ = range.token_count * layer.geometry.kv_head_count * part.head_dim *
+                       static_cast<uint64_t>(element_bytes) >=
+                   kStreamedBytes &&
+               reinterpret_cast<uintptr_t>(target.data) % kLineBytes == 0 &&
+               starts_line(part.head_dim) && starts_line(target.strides.token) &&
+               starts_line(target.strides.head);
   }
-}
+
+  void decode(uint32_t head, uint64_t block) {
+    float gains[kBlockTokens];
+    const uint8_t* bytes = layer_.block(head, block);
+    load_gains(bytes + part_.gains, exponent_, gains);
+    const float* means = means_ == nullptr ? nullptr : means_ + size_t{head} * part_.head_dim;
+    const BlockCodes codes{part_.rule,     part_.is_k, bytes + part_.codes,
+                           part_.head_dim, gains,      means};
+    if (ops().decode_block != nullptr && target_.strides.dim == 1) return put(codes, head, block);
+    writer_.write(head, block, [&](float* rows, int64_t stride) { unpack(codes, rows, stride); });
+  }
+
+ private:
+  void put(const BlockCodes& codes, uint32_t head, uint64_t block) const {
+    const uint64_t start = block * kBlockTokens;
+    const uint64_t low = std::max(start, range_.first_token);
+    const uint64_t high = std::min(start + kBlockTokens, range_.first_token + range_.token_count);
+    const int64_t index =
+        reference::element_index(target_.strides, head, low - range_.first_token, 0);
+    ops().decode_block(
+        codes, {static_cast<uint8_t*>(target_.data) +
+                    index * static_cast<int64_t>(dtype_size_bytes(target_.dtype)),
+                target_.strides.token, target_.dtype, streams_, static_cast<uint32_t>(low - start),
+                static_cast<uint32_t>(high - start)});
+  }
+
+  void unpack(const BlockCodes& codes, float* rows, int64_t stride) {
+    if (ops().decode_block != nullptr) {
+      ops().decode_block(codes, {rows, stride, Dtype::f32, false, 0, kBlockTokens});
+    } else if (part_.rule.rotated) {
+      const auto take = part_.is_k ? ops().k_unpack : ops().v_unpack;
+      take(codes.codes, codes.dims, part_.rule.bits, codes_.data());
+      ops().rotated_decode(codes_.data(), codes.dims, part_.rule, codes.gains, codes.means, rows,
+                           stride);
+    } else if (part_.is_k) {
+      ops().k8_unpack(codes.codes, codes.dims, codes.gains, codes.means, rows, stride);
+    } else {
+      ops().v8_unpack(codes.codes, codes.dims, codes.gains, rows, stride);
+    }
+  }
+
+  const LayerView& layer_;
+  TensorPart part_;
+  const float* means_;
+  int32_t exponent_;
+  const DecodeTarget& range_;
+  TargetTensor target_;
+  BlockWriter writer_;
+  std::vector<uint8_t> codes_;  // of a block, where they are unpacked in a step of their own
+  bool streams_;
+};
 
 void decode_tensor(const LayerView& layer, const TensorPart& part, const float* means,
                    int32_t exponent, const DecodeTarget& range, const TargetTensor& target) {
-  BlockWriter writer(target, range.first_token, range.token_count);
-  std::vector<uint8_t> codes(size_t{kBlockTokens} * part.head_dim);
+  Decoder decoder(layer, part, means, exponent, range, target);
+  const uint64_t first = range.first_token / kBlockTokens;
   const uint64_t last = (range.first_token + range.token_count - 1) / kBlockTokens;
-  for (uint32_t head = 0; head < layer.geometry.kv_head_count; ++head) {
-    const float* head_means = means == nullptr ? nullptr : means + size_t{head} * part.head_dim;
-    for (uint64_t block = range.first_token / kBlockTokens; block <= last; ++block) {
-      writer.write(head, block, [&](float* rows, int64_t stride) {
-        decode_rows(part, layer.block(head, block), exponent, head_means, codes.data(), rows,
-                    stride);
-      });
+  const uint32_t heads = layer.geometry.kv_head_count;
+  if (std::abs(target.strides.token) > std::abs(target.strides.head)) {
+    for (uint64_t block = first; block <= last; ++block) {
+      for (uint32_t head = 0; head < heads; ++head) decoder.decode(head, block);
+    }
+  } else {
+    for (uint32_t head = 0; head < heads; ++head) {
+      for (uint64_t block = first; block <= last; ++block) decoder.decode(head, block);
     }
   }
 }

@@ -117,7 +117,7 @@ Status run_one(const RunOptions& options, Figures& figures) {
   POLYKV_ASSIGN_OR_RETURN(figures.one_attend, run(options.document_name, Read::attend));
   print_one("with the pool, attending to it", figures.one_attend);
   POLYKV_ASSIGN_OR_RETURN(figures.one_short, run(short_name(options), Read::attend));
-  print_one("the same, the first 64 tokens of it", figures.one_short);
+  print_one("the first 64 tokens, attended to", figures.one_short);
   POLYKV_ASSIGN_OR_RETURN(figures.one_alone, run("", Read::decode));
   print_one("without the pool", figures.one_alone);
   const double alone = first_token_seconds(figures.one_alone).front();

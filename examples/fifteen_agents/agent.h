@@ -1,5 +1,5 @@
 // One agent process: a model of its own (weights mapped from the shared cache file), a KV cache of
-// its own, and a document that it either decodes from the pool or prefills by itself.
+// its own, and a document that it decodes from the pool, attends to in the pool, or prefills by itself.
 //
 // It speaks lines of JSON on standard output, and is told to go on by lines on standard input, so
 // that a driver can let many begin at once and hold them while it measures:
@@ -18,6 +18,11 @@
 
 namespace polykv::example {
 
+enum class Read {
+  decode,  // into the agent's own cache, once
+  attend   // in place, at each token; the agent's own cache holds only what follows the document
+};
+
 struct AgentOptions {
   std::string socket_path;  // empty: the usual places
   std::string model_path;
@@ -25,7 +30,9 @@ struct AgentOptions {
   std::string document_name;        // in the pool; empty: no pool
   std::string document_path;        // text file that the agent prefills itself; empty: pool
   std::vector<uint32_t> questions;  // indices into kQuestions
+  Read read = Read::decode;         // of a document in the pool
   uint32_t max_tokens = 32;
+  bool ignore_end = false;  // an answer always has max_tokens
   uint32_t thread_count = 1;
 };
 

@@ -102,6 +102,17 @@ Status AgentProcess::finish() {
   return Status::ok();
 }
 
+namespace {
+
+/// "Rss:      12 kB", of that field or of none.
+uint64_t field_bytes(const std::string& line, std::string_view field) {
+  unsigned long long kib = 0;
+  if (line.rfind(field, 0) != 0) return 0;
+  return std::sscanf(line.c_str() + field.size(), ": %llu", &kib) == 1 ? kib * 1024 : 0;
+}
+
+}  // namespace
+
 Result<PoolMappings> pool_mappings(pid_t pid) {
   std::ifstream smaps(format("/proc/%d/smaps", pid));
   if (!smaps)
@@ -109,17 +120,25 @@ Result<PoolMappings> pool_mappings(pid_t pid) {
   PoolMappings sum;
   bool is_pool = false;
   for (std::string line; std::getline(smaps, line);) {
-    unsigned long long kib = 0;
     if (line.find('-') < line.find(' ')) {  // "start-end perms ...": a mapping begins
       is_pool = line.find("/memfd:polykv-segment") != std::string::npos;
-    } else if (is_pool && std::sscanf(line.c_str(), "Size: %llu", &kib) == 1) {
-      sum.size_bytes += kib * 1024;
-    } else if (is_pool && std::sscanf(line.c_str(), "Rss: %llu", &kib) == 1) {
-      sum.rss_bytes += kib * 1024;
-    } else if (is_pool && std::sscanf(line.c_str(), "Pss: %llu", &kib) == 1) {
-      sum.pss_bytes += kib * 1024;
+    } else if (is_pool) {
+      sum.size_bytes += field_bytes(line, "Size");
+      sum.rss_bytes += field_bytes(line, "Rss");
+      sum.pss_bytes += field_bytes(line, "Pss");
+      sum.private_bytes += field_bytes(line, "Private_Clean") + field_bytes(line, "Private_Dirty");
     }
   }
+  return sum;
+}
+
+Result<uint64_t> private_bytes(pid_t pid) {
+  std::ifstream smaps(format("/proc/%d/smaps_rollup", pid));
+  if (!smaps)
+    return {POLYKV_ERR_SYSTEM, format("read the memory of process %d: no /proc entry", pid)};
+  uint64_t sum = 0;
+  for (std::string line; std::getline(smaps, line);)
+    sum += field_bytes(line, "Private_Clean") + field_bytes(line, "Private_Dirty");
   return sum;
 }
 

@@ -46,8 +46,11 @@ class AgentProcess {
 struct PoolMappings {
   uint64_t size_bytes = 0;
   uint64_t rss_bytes = 0;
-  uint64_t pss_bytes = 0;  // proportional: a page that n processes map counts 1/n
+  uint64_t pss_bytes = 0;      // proportional: a page that n processes map counts 1/n
+  uint64_t private_bytes = 0;  // in pages that no other process maps
 };
 Result<PoolMappings> pool_mappings(pid_t pid);
+/// Of all mappings: in pages that no other process maps.
+Result<uint64_t> private_bytes(pid_t pid);
 
 }  // namespace polykv::example

@@ -17,7 +17,8 @@ struct RunOptions {
   std::string document_name = "gpl3";
   std::string codec = "k5v4";
   uint32_t agent_count = 15;
-  uint32_t max_tokens = 32;
+  uint32_t max_tokens = 32;     // of an answer
+  uint32_t attend_tokens = 64;  // that each agent goes on to while its memory is measured
   uint32_t thread_count = 1;
   bool measure_all_alone = false;  // run the agents without the pool for real, instead of
                                    // multiplying one by their number
@@ -29,14 +30,14 @@ struct RunOptions {
 Status run_agents(const RunOptions& options);
 
 struct CompareOptions {
-  RunOptions run;  // codec is "exact"
+  RunOptions run;
   uint32_t question_count = 20;
-  double near_tie =
-      1e-3;  // a first difference is allowed where the plain run's two best logits are this close
+  /// A first difference is allowed where the two best logits of the run compared with are this close.
+  double near_tie = 1e-3;
 };
 
-/// Puts the document with `exact`, answers the questions with the pool and without, compares token
-/// ids, and prints the counts. ERR_INTERNAL when an answer differs elsewhere than at a near tie.
+/// Puts the document, lets an agent decode it and one attend to it, and compares the token ids of their answers; with `exact` also
+/// with those of an agent without the pool. Prints the counts. ERR_INTERNAL when an answer differs elsewhere than at a near tie.
 Status compare_answers(const CompareOptions& options);
 
 }  // namespace polykv::example

@@ -1,12 +1,12 @@
 // fifteen_agents: separate agent processes answer questions about one document.
 //
-//   fifteen_agents run      puts a document into a running polykvd, runs agents on it, prints times
-//   and memory fifteen_agents compare  answers with the pool (exact) and without it, and compares
-//   token ids fifteen_agents agent    one agent process, as `run` starts it (its protocol is in
-//   agent.h)
+//   fifteen_agents run      puts a document into a running polykvd, runs agents on it, prints times and memory
+//   fifteen_agents compare  answers by both ways to read, and with `exact` without the pool, and compares token ids
+//   fifteen_agents agent    one agent process, as `run` starts it (its protocol is in agent.h)
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <thread>
 
 #include "daemon/prefill/transformer/transformer.h"
@@ -29,6 +29,7 @@ void add_run_options(CLI::App& app, RunOptions& options) {
   app.add_option("--document", options.document_path, "text file")->required();
   app.add_option("--name", options.document_name, "the document's name in the pool")
       ->capture_default_str();
+  app.add_option("--codec", options.codec, "codec profile")->capture_default_str();
   app.add_option("--max-tokens", options.max_tokens, "tokens of an answer")->capture_default_str();
   app.add_option("--threads", options.thread_count, "threads of an agent that runs alone")
       ->capture_default_str();
@@ -55,17 +56,26 @@ int main(int argc, char** argv) {
 
   CLI::App* run_command = app.add_subcommand("run", "put a document, run agents on it, measure");
   add_run_options(*run_command, run);
-  run_command->add_option("--codec", run.codec, "codec profile")->capture_default_str();
   run_command->add_option("--agents", run.agent_count, "agent processes at once")
       ->capture_default_str()
       ->check(CLI::Range(1, 256));
+  run_command
+      ->add_option("--attend-tokens", run.attend_tokens,
+                   "tokens that each agent goes on to while its memory is measured")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 4096));
   run_command->add_flag("--measure-all-alone", run.measure_all_alone,
                         "run them without the pool as well, instead of computing that time");
   run_command->add_option("--json", run.json_path, "write the figures there");
 
   CLI::App* compare_command =
-      app.add_subcommand("compare", "compare answers with the exact pool and without it");
+      app.add_subcommand("compare", "compare answers by both ways to read a document");
+  compare.run.codec = "exact";
   add_run_options(*compare_command, compare.run);
+  compare_command
+      ->add_option("--near-tie", compare.near_tie,
+                   "answers may part where the two best logits are this close")
+      ->capture_default_str();
   compare_command->add_option("--question-count", compare.question_count, "questions")
       ->capture_default_str()
       ->check(CLI::Range(size_t{1}, kQuestions.size()));
@@ -78,7 +88,14 @@ int main(int argc, char** argv) {
   agent_command
       ->add_option("--document", agent.document_path, "text file to prefill without the pool")
       ->excludes(name);
+  agent_command
+      ->add_option("--read", agent.read,
+                   "a document in the pool: decode it, or attend to it in place")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, Read>{{"decode", Read::decode}, {"attend", Read::attend}}))
+      ->needs(name);
   agent_command->add_option("--max-tokens", agent.max_tokens, "tokens of an answer");
+  agent_command->add_flag("--ignore-end", agent.ignore_end, "go on to --max-tokens in any case");
   agent_command->add_option("--threads", agent.thread_count, "threads");
   agent_command->add_option("--questions", agent.questions, "indices of questions")
       ->required()

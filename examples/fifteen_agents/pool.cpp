@@ -32,14 +32,41 @@ Result<LeaseHandle> acquire(polykv_session* session, const std::string& name) {
   return LeaseHandle(lease);
 }
 
-Status require_model(const polykv_lease* lease, const Digest& fingerprint) {
+namespace {
+
+Result<polykv_document_info> info_of(const polykv_lease* lease) {
   polykv_document_info info;
   polykv_document_info_init(&info);
   POLYKV_RETURN_IF_ERROR(check(polykv_lease_info(lease, &info)));
-  if (std::memcmp(info.model->fingerprint, fingerprint.data(), fingerprint.size()) != 0) {
-    return {POLYKV_ERR_INVALID_ARGUMENT,
-            "use a document: another model computed it; give the agent the model that the document "
-            "was put with"};
+  return info;
+}
+
+}  // namespace
+
+Status require_model(const polykv_lease* lease, const ModelIdentity& identity) {
+  POLYKV_ASSIGN_OR_RETURN(const polykv_document_info info, info_of(lease));
+  const polykv_model& model = *info.model;
+  const auto refuse = [](const std::string& cause) {
+    return Status(
+        POLYKV_ERR_INVALID_ARGUMENT,
+        "use a document: " + cause + "; give the agent the model that the document was put with");
+  };
+  if (std::memcmp(model.fingerprint, identity.fingerprint.data(), identity.fingerprint.size()) != 0)
+    return refuse("another model computed it");
+  if (model.layer_count != identity.layers.size())
+    return refuse(
+        format("it has %u layers, the model %zu", model.layer_count, identity.layers.size()));
+  for (uint32_t i = 0; i < model.layer_count; ++i) {
+    const polykv_layer_geometry& its = model.layers[i];
+    const LayerGeometry& ours = identity.layers[i];
+    if (its.sliding_window != ours.sliding_window) {
+      return refuse(format("its layer %u has a sliding window of %u tokens, the model %u", i,
+                           its.sliding_window, ours.sliding_window));
+    }
+    if (its.kv_head_count != ours.kv_head_count || its.k_head_dim != ours.k_head_dim ||
+        its.v_head_dim != ours.v_head_dim) {
+      return refuse(format("its layer %u has another shape than the model's", i));
+    }
   }
   return Status::ok();
 }
@@ -81,13 +108,6 @@ Status decode_range(const polykv_lease* lease, uint64_t first, uint64_t end, KvC
   return first_error;
 }
 
-Result<polykv_document_info> info_of(const polykv_lease* lease) {
-  polykv_document_info info;
-  polykv_document_info_init(&info);
-  POLYKV_RETURN_IF_ERROR(check(polykv_lease_info(lease, &info)));
-  return info;
-}
-
 }  // namespace
 
 Result<std::chrono::steady_clock::time_point> decode_into(polykv_lease* lease, KvCache& cache,
@@ -107,6 +127,27 @@ Result<std::chrono::steady_clock::time_point> decode_into(polykv_lease* lease, K
   }
   cache.set_token_count(static_cast<uint32_t>(info.token_count));
   return last_sealed;
+}
+
+Result<PooledPrefix> PooledPrefix::wait_for(polykv_lease* lease) {
+  POLYKV_ASSIGN_OR_RETURN(const polykv_document_info info, info_of(lease));
+  POLYKV_RETURN_IF_ERROR(check(polykv_lease_wait(lease, info.token_count, -1)));
+  return PooledPrefix(lease, static_cast<uint32_t>(info.token_count),
+                      info.model->layers[0].k_head_dim);
+}
+
+Status PooledPrefix::attend(const PrefixQueries& queries, float* output, float* log_sum_exp) const {
+  polykv_attend_options options;
+  polykv_attend_options_init(&options);
+  options.token_count = token_count_;
+  options.query_count = queries.row_count;
+  options.head_count = queries.head_count;
+  options.q = queries.q;
+  options.q_strides = {static_cast<int64_t>(queries.q_stride), static_cast<int64_t>(head_dim_), 1};
+  options.output = output;
+  options.log_sum_exp = log_sum_exp;
+  options.thread_count = queries.thread_count;
+  return check(polykv_layer_attend(lease_, queries.layer, &options));
 }
 
 }  // namespace polykv::example

@@ -15,7 +15,7 @@ fi
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT
 # Shorter answers than a reader gets: they are most of the time, and say the same.
-POLYKV_ANSWER_TOKENS=12 "$source_dir/scripts/quickstart" 2>&1 | tee "$output"
+POLYKV_ANSWER_TOKENS=12 POLYKV_ATTEND_TOKENS=12 "$source_dir/scripts/quickstart" 2>&1 | tee "$output"
 
 expect() {
   grep -qE "$1" "$output" || {
@@ -25,10 +25,14 @@ expect() {
 }
 expect '[0-9]+ tokens: [0-9.]+ s of prefill'
 expect 'first token [0-9.]+ s after the last segment was sealed'
-expect 'with the pool +[0-9.]+ s'
+expect 'with the pool, decoding it +[0-9.]+ s, then +[0-9.]+ ms a token'
+expect 'with the pool, attending to it +[0-9.]+ s, then +[0-9.]+ ms a token'
 expect 'without the pool +[0-9.]+ s'
-expect 'first token after: fastest [0-9.]+ s, median [0-9.]+ s, slowest [0-9.]+ s'
+expect 'decoding: first token after: fastest [0-9.]+ s, median [0-9.]+ s, slowest [0-9.]+ s'
+expect 'attending: first token after: fastest [0-9.]+ s, median [0-9.]+ s, slowest [0-9.]+ s'
 expect 'everything counted'
+expect 'private pages of its mappings in them +0\.0 MiB'
+expect 'attending +[0-9.]+ MiB \(12 tokens\)'
 expect 'sum of PSS .* (0\.9[89]|1\.0[012])[0-9]* of one mapping'
 [ "$(grep -cE '^ +agent +[0-9]+ ' "$output")" = 15 ] || {
   echo "quickstart did not show 15 answers" >&2

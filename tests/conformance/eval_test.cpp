@@ -54,6 +54,29 @@ TEST_CASE(
   CHECK(of.at("k5v4")["bits_per_value"] < 5.0);
 }
 
+TEST_CASE("attending to the packed context costs a model what decoding it costs") {
+  const auto kld_of = [](const char* through) {
+    const ProgramRun run =
+        run_eval({"--windows", "1", "--context", "256", "--targets", "64", "--json", "--through",
+                  through, "--profiles", "exact,k8v8,k6v5,k5v4,k8v3,k4v3,paper-k8v3"});
+    INFO(run.errors);
+    REQUIRE(run.exit_code == 0);
+    std::map<std::string, double> kld;
+    const nlohmann::json output = nlohmann::json::parse(run.output);
+    for (const auto& profile : output["profiles"]) kld[profile["name"]] = profile["kld_mean"];
+    return kld;
+  };
+  const auto attended = kld_of("attend");
+  const auto decoded = kld_of("decode");
+  for (const auto& [profile, kld] : attended) {
+    INFO(profile);
+    CHECK(kld == Approx(decoded.at(profile)).epsilon(0.03).margin(1e-7));
+  }
+  const ProgramRun baseline = run_eval({"--through", "attend", "--profiles", "q8_0"});
+  CHECK(baseline.exit_code == POLYKV_ERR_UNSUPPORTED);
+  CHECK(baseline.errors.find("q8_0 has no packed form") != std::string::npos);
+}
+
 TEST_CASE("the baselines' arithmetic is the published one") {
   float block[eval::kBaselineBlock];
   float out[eval::kBaselineBlock];

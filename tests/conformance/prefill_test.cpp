@@ -179,6 +179,90 @@ TEST_CASE("a suffix over a cache that somebody else filled gives the same logits
   CHECK(relative_error(logits.data(), expected.data(), logits.size()) <= kTolerance);
 }
 
+namespace {
+
+/// The tokens of a cache, attended to in double precision, a row at a time.
+class CachePrefix final : public Prefix {
+ public:
+  explicit CachePrefix(const KvCache& cache) : cache_(cache) {}
+  uint32_t token_count() const override { return cache_.token_count(); }
+  Status attend(const PrefixQueries& queries, float* output, float* log_sum_exp) const override {
+    if (queries.layer == failing_layer) return {POLYKV_ERR_BUSY, "the prefix is away"};
+    const size_t dim = cache_.head_dim();
+    for (uint32_t row = 0; row < queries.row_count; ++row) {
+      for (uint32_t head = 0; head < queries.head_count; ++head) {
+        const size_t at = size_t{row} * queries.head_count + head;
+        const float* q = queries.q + row * queries.q_stride + head * dim;
+        const uint32_t kv_head = head / (queries.head_count / cache_.kv_head_count());
+        log_sum_exp[at] = attend_row(q, queries.layer, kv_head, output + at * dim);
+      }
+    }
+    return Status::ok();
+  }
+
+  uint32_t failing_layer = UINT32_MAX;
+
+ private:
+  float attend_row(const float* q, uint32_t layer, uint32_t kv_head, float* output) const {
+    const size_t dim = cache_.head_dim();
+    const float* keys = cache_.k(layer) + kv_head * cache_.head_stride();
+    const float* values = cache_.v(layer) + kv_head * cache_.head_stride();
+    std::vector<double> sums(dim);
+    double sum = 0;
+    for (uint32_t token = 0; token < cache_.token_count(); ++token) {
+      double logit = 0;
+      for (size_t i = 0; i < dim; ++i)
+        logit += static_cast<double>(q[i]) * static_cast<double>(keys[token * dim + i]);
+      const double weight = std::exp(logit / std::sqrt(static_cast<double>(dim)));
+      sum += weight;
+      for (size_t i = 0; i < dim; ++i)
+        sums[i] += weight * static_cast<double>(values[token * dim + i]);
+    }
+    for (size_t i = 0; i < dim; ++i) output[i] = static_cast<float>(sums[i] / sum);
+    return static_cast<float>(std::log(sum));
+  }
+
+  const KvCache& cache_;
+};
+
+}  // namespace
+
+TEST_CASE("a suffix behind a prefix that lives elsewhere gives the same logits as one prefill") {
+  const auto ids = std::span(reference().ids).first(300);
+  Transformer transformer(weights());
+  KvCache whole = KvCache::create(transformer.config(), 300).value();
+  REQUIRE(transformer.forward(ids.first(200), whole, {}).is_ok());
+  std::vector<float> expected(ids.subspan(200).size() * transformer.config().vocab_size);
+  REQUIRE(transformer.forward(ids.subspan(200), whole, expected).is_ok());
+
+  KvCache document = KvCache::create(transformer.config(), 200).value();
+  REQUIRE(transformer.forward(ids.first(200), document, {}).is_ok());
+  CachePrefix prefix(document);
+  ForwardOptions options;
+  options.prefix = &prefix;
+  options.chunk_tokens = 64;  // the second chunk attends to prefix, cache and itself
+  KvCache suffix = KvCache::create(transformer.config(), 100).value();
+  std::vector<float> logits(expected.size());
+  REQUIRE(transformer.forward(ids.subspan(200), suffix, logits, options).is_ok());
+  CHECK(suffix.token_count() == 100);
+  CHECK(relative_error(logits.data(), expected.data(), logits.size()) <= kTolerance);
+
+  suffix.set_token_count(0);  // token by token, without the matrix products
+  const size_t vocabulary = transformer.config().vocab_size;
+  for (size_t i = 0; i < 5; ++i) {
+    const auto one = std::span(logits).first(vocabulary);
+    REQUIRE(transformer.forward(ids.subspan(200 + i, 1), suffix, one, options).is_ok());
+    CHECK(relative_error(one.data(), &expected[i * vocabulary], vocabulary) <= kTolerance);
+  }
+  // Neither an error of the prefix nor a sequence that is too long only because of it is passed over.
+  prefix.failing_layer = 3;
+  CHECK(transformer.forward(ids.first(1), suffix, {}, options).code() == POLYKV_ERR_BUSY);
+  CHECK(suffix.token_count() == 5);
+  KvCache large = KvCache::create(transformer.config(), 8192).value();
+  const std::vector<uint32_t> too_long(8192 - 199, 5);
+  CHECK(transformer.forward(too_long, large, {}, options).code() == POLYKV_ERR_CONTEXT_EXCEEDED);
+}
+
 TEST_CASE("logits of every row are those of one token after the other, whatever the chunk") {
   const auto ids = std::span(reference().ids).first(30);
   Transformer transformer(weights());

@@ -1,7 +1,8 @@
 #include "daemon/prefill/eval/cache_codec.h"
 
+#include <cassert>
 #include <cstdlib>
-#include <memory>
+#include <utility>
 
 #include "common/digest.h"
 #include "kernels/segment.h"
@@ -10,26 +11,21 @@ namespace polykv::eval {
 
 namespace {
 
-struct Free {
-  void operator()(uint8_t* bytes) const { std::free(bytes); }
-};
-
 Strides strides_of(const KvCache& cache) {
   return {static_cast<int64_t>(cache.head_stride()), static_cast<int64_t>(cache.token_stride()), 1};
 }
 
-/// The document as one segment, encoded and decoded.
+/// The document as one segment: encoded, and decoded unless it goes to `packed`.
 Result<uint64_t> pass_through_segment(const Method& method, const ModelIdentity& identity,
-                                      const KvCache& source, uint32_t token_count,
-                                      KvCache& target) {
+                                      const KvCache& source, uint32_t token_count, KvCache& target,
+                                      std::optional<SegmentPrefix>* packed) {
   SegmentSpec spec;
   spec.identity = identity;
   spec.profile = method.profile;
   spec.token_count = token_count;
   spec.digest_count = segment_digest_count(0, token_count, true);
   POLYKV_ASSIGN_OR_RETURN(const uint64_t size_bytes, segment_size_bytes(spec));
-  const std::unique_ptr<uint8_t, Free> bytes(
-      static_cast<uint8_t*>(std::aligned_alloc(kSegmentPageBytes, size_bytes)));
+  SegmentBytes bytes(static_cast<uint8_t*>(std::aligned_alloc(kSegmentPageBytes, size_bytes)));
   if (bytes == nullptr) {
     return {POLYKV_ERR_NO_MEMORY, format("no memory for a segment of %llu bytes",
                                          static_cast<unsigned long long>(size_bytes))};
@@ -48,6 +44,10 @@ Result<uint64_t> pass_through_segment(const Method& method, const ModelIdentity&
   }
   POLYKV_RETURN_IF_ERROR(writer.finish());
   POLYKV_ASSIGN_OR_RETURN(const SegmentView view, SegmentView::open({bytes.get(), size_bytes}));
+  if (packed != nullptr) {
+    packed->emplace(std::move(bytes), view);
+    return size_bytes;
+  }
   for (uint32_t layer = 0; layer < target.layer_count(); ++layer) {
     DecodeTarget decoded;
     decoded.token_count = token_count;
@@ -90,10 +90,12 @@ std::vector<std::string> all_method_names() {
 }
 
 Result<double> pass_through_method(const Method& method, const ModelIdentity& identity,
-                                   const KvCache& source, uint32_t token_count, KvCache& target) {
+                                   const KvCache& source, uint32_t token_count, KvCache& target,
+                                   std::optional<SegmentPrefix>* packed) {
   target.set_token_count(0);
   double bits_per_value = 0;
   if (method.baseline) {
+    assert(packed == nullptr);
     if (source.head_dim() % kBaselineBlock != 0) {
       return {POLYKV_ERR_UNSUPPORTED,
               format("%s has blocks of %u values, head_dim %u is no multiple", method.name.c_str(),
@@ -102,13 +104,14 @@ Result<double> pass_through_method(const Method& method, const ModelIdentity& id
     pass_through_baseline(*method.baseline, source, token_count, target);
     bits_per_value = method.baseline->bits_per_value;
   } else {
-    POLYKV_ASSIGN_OR_RETURN(const uint64_t size_bytes,
-                            pass_through_segment(method, identity, source, token_count, target));
+    POLYKV_ASSIGN_OR_RETURN(
+        const uint64_t size_bytes,
+        pass_through_segment(method, identity, source, token_count, target, packed));
     const double values =
         2.0 * source.layer_count() * source.kv_head_count() * source.head_dim() * token_count;
     bits_per_value = static_cast<double>(size_bytes) * 8 / values;
   }
-  target.set_token_count(token_count);
+  if (packed == nullptr) target.set_token_count(token_count);
   return bits_per_value;
 }
 

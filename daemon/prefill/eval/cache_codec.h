@@ -1,4 +1,4 @@
-// A KV cache through a codec profile or a baseline: what an agent finds who decodes a document.
+// A KV cache through a codec profile or a baseline: what an agent finds who decodes a document, or attends to it.
 #pragma once
 
 #include <optional>
@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/result.h"
+#include "daemon/prefill/eval/attend_segment.h"
 #include "daemon/prefill/eval/baselines.h"
 #include "daemon/prefill/transformer/kv_cache.h"
 #include "include/internal/geometry.h"
@@ -22,8 +23,10 @@ Result<Method> method_from_name(const std::string& name);
 std::vector<std::string> all_method_names();
 
 /// The first `token_count` tokens of `source` as `method` keeps them, into `target`, whose token
-/// count becomes that. Gives the bits per value of K and V, everything counted that is stored.
+/// count becomes that. Gives the bits per value of K and V, everything counted that is stored. With `packed`, for profiles alone, the target
+/// stays empty, and the tokens are there instead as a model can attend to them.
 Result<double> pass_through_method(const Method& method, const ModelIdentity& identity,
-                                   const KvCache& source, uint32_t token_count, KvCache& target);
+                                   const KvCache& source, uint32_t token_count, KvCache& target,
+                                   std::optional<SegmentPrefix>* packed = nullptr);
 
 }  // namespace polykv::eval

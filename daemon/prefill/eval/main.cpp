@@ -58,7 +58,7 @@ void print_table(const std::vector<MethodResult>& results) {
   }
 }
 
-void print_json(const std::vector<MethodResult>& results) {
+void print_json(const std::vector<MethodResult>& results, uint64_t context_values) {
   auto profiles = nlohmann::ordered_json::array();
   for (const MethodResult& result : results) {
     const Summary& s = result.summary;
@@ -71,7 +71,9 @@ void print_json(const std::vector<MethodResult>& results) {
                         {"ppl_change_percent", s.ppl_change_percent},
                         {"ppl_stderr", s.ppl_stderr}});
   }
-  std::printf("%s\n", nlohmann::ordered_json{{"profiles", profiles}}.dump(2).c_str());
+  const nlohmann::ordered_json report = {{"context_values", context_values},
+                                         {"profiles", profiles}};
+  std::printf("%s\n", report.dump(2).c_str());
 }
 
 Status run(const Arguments& arguments) {
@@ -93,7 +95,10 @@ Status run(const Arguments& arguments) {
   POLYKV_ASSIGN_OR_RETURN(const std::vector<MethodResult> results,
                           run_protocol(arguments.protocol, identity, transformer, ids, methods,
                                        arguments.thread_count, progress));
-  arguments.json ? print_json(results) : print_table(results);
+  // K's and V's, of one window's context.
+  const uint64_t context_values =
+      KvCache::size_bytes(model.config(), arguments.protocol.context_tokens) / sizeof(float);
+  arguments.json ? print_json(results, context_values) : print_table(results);
   return Status::ok();
 }
 
@@ -105,6 +110,7 @@ int main(int argument_count, char** argument_values) {
   using namespace polykv;
   wait_passively(argument_values);
   eval::Arguments arguments;
+  std::string through = "decode";
   CLI::App app("What codec profiles cost a model on a text", "polykv_eval");
   app.add_option("--model", arguments.model, "GGUF file")->required();
   app.add_option("--text", arguments.text, "text to read windows of")->required();
@@ -119,6 +125,9 @@ int main(int argument_count, char** argument_values) {
   app.add_option("--profiles", arguments.profiles, "profiles and baselines, separated by commas")
       ->delimiter(',')
       ->capture_default_str();
+  app.add_option("--through", through, "how the scored tokens read the context: decode or attend")
+      ->check(CLI::IsMember({"decode", "attend"}))
+      ->capture_default_str();
   app.add_option("--threads", arguments.thread_count, "threads")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
@@ -128,6 +137,7 @@ int main(int argument_count, char** argument_values) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : static_cast<int>(POLYKV_ERR_INVALID_ARGUMENT);
   }
+  arguments.protocol.attends = through == "attend";
   const Status status = eval::run(arguments);
   if (!status.is_ok()) std::fprintf(stderr, "polykv_eval: %s\n", status.message().c_str());
   return static_cast<int>(status.code());

@@ -1,10 +1,18 @@
 #include "daemon/prefill/eval/protocol.h"
 
+#include <optional>
+
 namespace polykv::eval {
 
 namespace {
 
-Status check(const Protocol& protocol, const ModelConfig& config, size_t token_count) {
+Status check(const Protocol& protocol, std::span<const Method> methods, const ModelConfig& config,
+             size_t token_count) {
+  for (const Method& method : methods) {
+    if (!protocol.attends || !method.baseline) continue;
+    return {POLYKV_ERR_UNSUPPORTED,
+            method.name + " has no packed form to attend to; leave it out, or decode"};
+  }
   if (protocol.window_count == 0 || protocol.context_tokens == 0 || protocol.target_tokens == 0) {
     return {POLYKV_ERR_INVALID_ARGUMENT, "windows, context and targets are each at least 1"};
   }
@@ -30,7 +38,7 @@ Result<std::vector<MethodResult>> run_protocol(const Protocol& protocol,
                                                std::span<const uint32_t> ids,
                                                std::span<const Method> methods,
                                                uint32_t thread_count, const Progress& progress) {
-  POLYKV_RETURN_IF_ERROR(check(protocol, transformer.config(), ids.size()));
+  POLYKV_RETURN_IF_ERROR(check(protocol, methods, transformer.config(), ids.size()));
   const uint32_t window_tokens = protocol.context_tokens + protocol.target_tokens;
   POLYKV_ASSIGN_OR_RETURN(KvCache exact, KvCache::create(transformer.config(), window_tokens));
   POLYKV_ASSIGN_OR_RETURN(KvCache cache, KvCache::create(transformer.config(), window_tokens));
@@ -47,10 +55,14 @@ Result<std::vector<MethodResult>> run_protocol(const Protocol& protocol,
     POLYKV_RETURN_IF_ERROR(transformer.forward(tokens.first(protocol.context_tokens), exact, {}));
     POLYKV_RETURN_IF_ERROR(transformer.forward(targets, exact, want));
     for (size_t i = 0; i < methods.size(); ++i) {
+      std::optional<SegmentPrefix> packed;
       POLYKV_ASSIGN_OR_RETURN(
           results[i].bits_per_value,
-          pass_through_method(methods[i], identity, exact, protocol.context_tokens, cache));
-      POLYKV_RETURN_IF_ERROR(transformer.forward(targets, cache, got));
+          pass_through_method(methods[i], identity, exact, protocol.context_tokens, cache,
+                              protocol.attends ? &packed : nullptr));
+      ForwardOptions forward;
+      forward.prefix = packed ? &*packed : nullptr;
+      POLYKV_RETURN_IF_ERROR(transformer.forward(targets, cache, got, forward));
       const auto next_ids = tokens.subspan(protocol.context_tokens + 1, protocol.target_tokens);
       const auto found = score_positions(want, got, next_ids, thread_count);
       scores[i].insert(scores[i].end(), found.begin(), found.end());

@@ -18,6 +18,7 @@ struct Protocol {
   uint32_t window_count = 8;
   uint32_t context_tokens = 2048;  // prefilled and passed through the method, as one segment
   uint32_t target_tokens = 512;    // scored, with their own exact K and V
+  bool attends = false;  // to the packed context, in place; otherwise the targets see it decoded
 };
 
 struct MethodResult {

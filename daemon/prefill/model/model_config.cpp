@@ -116,6 +116,8 @@ Result<ModelConfig> model_config_from_gguf(const GgufFile& gguf) {
   const uint32_t value_dim =
       reader.integer_or("attention.value_length", 2, kMaxHeadDim, config.head_dim);
   const uint32_t experts = reader.integer_or("expert_count", 0, UINT32_MAX, 0);
+  const uint32_t window = reader.integer_or("attention.sliding_window", 0, UINT32_MAX, 0);
+  const double soft_cap = reader.number_or("attn_logit_softcapping", 0, 1e9, 0);
   POLYKV_RETURN_IF_ERROR(reader.status());
   if (config.head_dim < 2 || config.head_dim > kMaxHeadDim || config.head_dim % 2 != 0) {
     return contradiction(gguf, format("head_dim %u is not an even number from 2 to %u",
@@ -132,6 +134,13 @@ Result<ModelConfig> model_config_from_gguf(const GgufFile& gguf) {
   if (experts != 0) {
     return unsupported(gguf, format("llama.expert_count is %u", experts),
                        "polykv computes dense models only");
+  }
+  if (window != 0 || soft_cap != 0) {
+    return unsupported(gguf,
+                       format("llama.attention.sliding_window is %u and "
+                              "llama.attn_logit_softcapping %g",
+                              window, soft_cap),
+                       "polykv computes models that attend to all tokens, without a soft-cap");
   }
   POLYKV_ASSIGN_OR_RETURN(config.rope, rope_parameters(gguf, config, reader));
   POLYKV_RETURN_IF_ERROR(reader.status());

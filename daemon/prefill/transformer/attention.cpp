@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "daemon/prefill/transformer/blas.h"
+#include "kernels/cpu/attend_plain.h"
 
 namespace polykv {
 
@@ -23,7 +24,7 @@ uint32_t divide_up(uint32_t a, uint32_t b) {
 void Attention::plan(const AttentionShape& shape, const KvCache& cache) {
   const uint32_t tile_count = divide_up(shape.row_count, kTileRows);
   const uint32_t task_count = tile_count * cache.kv_head_count();
-  const uint32_t key_count = shape.first_position + shape.row_count;
+  const uint32_t key_count = shape.first_key + shape.row_count;
   const uint32_t wanted = divide_up(kItemsPerThread * shape.thread_count, task_count);
   range_count_ = std::clamp(wanted, 1U, divide_up(key_count, kBlockKeys));
   const size_t group = shape.head_count / cache.kv_head_count();
@@ -34,7 +35,7 @@ void Attention::plan(const AttentionShape& shape, const KvCache& cache) {
   for (uint32_t tile = tile_count; tile-- > 0;) {
     const uint32_t row_begin = tile * kTileRows;
     const uint32_t rows = std::min(kTileRows, shape.row_count - row_begin);
-    const uint32_t keys = shape.first_position + row_begin + rows;
+    const uint32_t keys = shape.first_key + row_begin + rows;
     const uint32_t range_keys = divide_up(divide_up(keys, range_count_), 64) * 64;
     for (uint32_t kv_head = 0; kv_head < cache.kv_head_count(); ++kv_head) {
       for (uint32_t range = 0; range < range_count_; ++range) {
@@ -84,7 +85,7 @@ void Attention::compute(const AttentionShape& shape, const float* q, const KvCac
     }
     for (size_t i = 0; i < stacked; ++i) {
       const auto row = static_cast<uint32_t>(i % rows);
-      const uint32_t visible = shape.first_position + item.row_begin + row + 1;
+      const uint32_t visible = shape.first_key + item.row_begin + row + 1;
       const uint32_t valid = visible <= key ? 0 : std::min(count, visible - key);
       float* row_scores = scores + i * count;
       if (valid == 0) {
@@ -103,31 +104,27 @@ void Attention::compute(const AttentionShape& shape, const float* q, const KvCac
   }
 }
 
-/// out = sum over ranges of exp(maximum_r - maximum) * output_r, divided by the same sum of sums.
-void Attention::merge(const AttentionShape& shape, const KvCache& cache, size_t first_item,
-                      float* out) {
-  const AttentionRows& kernels = attention_rows();
+void Attention::join(const AttentionShape& shape, const KvCache& cache, size_t first_item,
+                     float* out) {
   const uint32_t dim = cache.head_dim();
   const uint32_t group = shape.head_count / cache.kv_head_count();
   const Item& first = items_[first_item];
   for (size_t i = 0; i < size_t{group} * first.row_count; ++i) {
-    float maximum = SoftmaxState().maximum;
-    for (uint32_t range = 0; range < range_count_; ++range) {
-      maximum = std::max(maximum, states_[items_[first_item + range].first_state + i].maximum);
-    }
     const uint32_t row = first.row_begin + static_cast<uint32_t>(i % first.row_count);
     const uint32_t head = first.kv_head * group + static_cast<uint32_t>(i / first.row_count);
-    float* target = out + (size_t{row} * shape.head_count + head) * dim;
+    const size_t at = size_t{row} * shape.head_count + head;
+    float* target = out + at * dim;
     std::fill(target, target + dim, 0.0F);
-    float sum = 0;
+    SoftmaxState state;
     for (uint32_t range = 0; range < range_count_; ++range) {
-      const size_t at = items_[first_item + range].first_state + i;
-      if (states_[at].sum <= 0) continue;  // this range is beyond the query
-      const float weight = std::exp(states_[at].maximum - maximum);
-      sum += weight * states_[at].sum;
-      kernels.add_scaled(&outputs_[at * dim], weight, dim, target);
+      const size_t one = items_[first_item + range].first_state + i;
+      cpu::take_in(states_[one], &outputs_[one * dim], dim, state, target);
     }
-    kernels.scale(target, 1.0F / sum, dim, target);
+    if (shape.prefix.output != nullptr) {
+      const SoftmaxState divided = {shape.prefix.log_sum_exp[at], 1};
+      cpu::take_in(divided, shape.prefix.output + at * dim, dim, state, target);
+    }
+    attention_rows().scale(target, 1.0F / state.sum, dim, target);
   }
 }
 
@@ -145,7 +142,7 @@ void Attention::run(const AttentionShape& shape, const float* q, const KvCache& 
     }
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < item_count; i += range_count_) {
-      merge(shape, cache, static_cast<size_t>(i), out);
+      join(shape, cache, static_cast<size_t>(i), out);
     }
   }
 }

@@ -15,12 +15,20 @@
 
 namespace polykv {
 
+/// What the same queries got from tokens in front of the cache's (daemon/prefill/transformer/prefix.h).
+struct PrefixAttention {
+  const float* output = nullptr;       // [row, head, head_dim]; null: there is no prefix
+  const float* log_sum_exp = nullptr;  // [row, head]
+};
+
 struct AttentionShape {
   uint32_t head_count = 0;
-  uint32_t row_count = 0;       // queries
-  uint32_t first_position = 0;  // of the first query; query i sees keys 0 .. first_position + i
-  size_t q_stride = 0;          // floats between two queries' rows
+  uint32_t row_count = 0;  // queries
+  uint32_t first_key =
+      0;                // the first query's own; query i sees keys 0 .. first_key + i of the cache
+  size_t q_stride = 0;  // floats between two queries' rows
   uint32_t thread_count = 1;
+  PrefixAttention prefix;
 };
 
 /// Keeps its scratch memory between calls; one call at a time.
@@ -54,7 +62,7 @@ class Attention {
   void plan(const AttentionShape& shape, const KvCache& cache);
   void compute(const AttentionShape& shape, const float* q, const KvCache& cache, uint32_t layer,
                const Item& item, Buffers* buffers);
-  void merge(const AttentionShape& shape, const KvCache& cache, size_t first_item, float* out);
+  void join(const AttentionShape& shape, const KvCache& cache, size_t first_item, float* out);
 
   std::vector<Item> items_;  // the ranges of one (kv_head, tile) are neighbours
   uint32_t range_count_ = 1;

@@ -31,6 +31,20 @@ struct RowSizes {
   size_t total() const { return 2 * embedding + qkv + heads + 3 * hidden; }
 };
 
+/// In fp32 step by step, as the models were trained and as everybody computes it: at position 8,000 the
+/// rounding of the inverse frequency turns an angle by up to 5e-4.
+std::vector<float> rope_frequencies(const ModelConfig& config) {
+  std::vector<float> frequencies(config.head_dim / 2);
+  for (size_t i = 0; i < frequencies.size(); ++i) {
+    const auto exponent = static_cast<float>(2 * i) / static_cast<float>(config.head_dim);
+    frequencies[i] =
+        1.0F / static_cast<float>(std::pow(config.rope.theta, static_cast<double>(exponent)));
+    if (config.rope.scaling == RopeScaling::linear)
+      frequencies[i] /= static_cast<float>(config.rope.scaling_factor);
+  }
+  return frequencies;
+}
+
 /// Runs body(row) for all rows on the team's threads.
 template <typename Body>
 void for_each_row(size_t row_count, uint32_t thread_count, const Body& body) {
@@ -38,6 +52,11 @@ void for_each_row(size_t row_count, uint32_t thread_count, const Body& body) {
 #pragma omp parallel for num_threads(static_cast <int>(thread_count)) \
     schedule(static) if (count >= 8)
   for (int64_t row = 0; row < count; ++row) body(static_cast<size_t>(row));
+}
+
+Status cancelled(const KvCache& cache) {
+  return {POLYKV_ERR_CANCELLED,
+          format("forward: cancelled; the cache has %u tokens", cache.token_count())};
 }
 
 }  // namespace
@@ -55,25 +74,34 @@ struct Transformer::State {
   std::vector<float> heads;    // [row, heads * head_dim]
   std::vector<float> gate_up;  // [row, 2 * feed_forward]
   std::vector<float> hidden;   // [row, feed_forward]
-  // RoPE angles of positions 0, 1, ...: [position, head_dim / 2]; grown as needed.
-  std::vector<float> cosine;
+  std::vector<float> cosine;   // [row, head_dim / 2]: of RoPE's angles
   std::vector<float> sine;
+  std::vector<float> prefix_output;    // [row, heads * head_dim], only with a prefix
+  std::vector<float> prefix_log_sums;  // [row, head]
+  std::vector<float>
+      inverse_frequency;  // [head_dim / 2]: RoPE's angle from one position to the next
 
   explicit State(std::shared_ptr<const Weights> w)
-      : weights(std::move(w)), config(weights->config()), sizes(config) {}
+      : weights(std::move(w)),
+        config(weights->config()),
+        sizes(config),
+        inverse_frequency(rope_frequencies(config)) {}
 
   const float* at(uint64_t offset) const { return weights->data() + offset; }
-  void reserve(size_t row_count, size_t position_count);
+  void reserve(size_t row_count);
+  void turn_to(size_t first_position, size_t row_count);
   void embed(std::span<const uint32_t> ids);
   void normalise(size_t row_count, const float* input, const float* weight);
-  void rotate_and_store(size_t row_count, uint32_t first_position, KvCache& cache, uint32_t layer);
+  void rotate_and_store(size_t row_count, KvCache& cache, uint32_t layer);
+  Result<PrefixAttention> attend_to(const Prefix& prefix, uint32_t layer, size_t first_row,
+                                    size_t row_count);
   void feed_forward(size_t row_count, float* rows, const WeightsLayout::Layer& layer);
-  bool run_chunk(std::span<const uint32_t> ids, KvCache& cache, size_t wanted_rows,
-                 const std::function<bool()>& go_on);
+  Status run_chunk(std::span<const uint32_t> ids, KvCache& cache, size_t wanted_rows,
+                   const ForwardOptions& options);
   void read_out(const float* rows, size_t row_count, float* logits);
 };
 
-void Transformer::State::reserve(size_t row_count, size_t position_count) {
+void Transformer::State::reserve(size_t row_count) {
   const auto grow = [&](std::vector<float>& buffer, size_t row_floats) {
     if (buffer.size() < row_count * row_floats) buffer.resize(row_count * row_floats);
   };
@@ -83,24 +111,18 @@ void Transformer::State::reserve(size_t row_count, size_t position_count) {
   grow(heads, sizes.heads);
   grow(gate_up, 2 * sizes.hidden);
   grow(hidden, sizes.hidden);
+  grow(cosine, config.head_dim / 2);
+  grow(sine, config.head_dim / 2);
+}
 
+/// RoPE's angles of the chunk's rows. Not kept for a whole document: an agent would hold megabytes of them.
+void Transformer::State::turn_to(size_t first_position, size_t row_count) {
   const size_t half = config.head_dim / 2;
-  const size_t first = cosine.size() / half;
-  if (first >= position_count) return;
-  cosine.resize(position_count * half);
-  sine.resize(position_count * half);
-  for (size_t i = 0; i < half; ++i) {
-    // In fp32 step by step, as the models were trained and as everybody computes it: at position
-    // 8,000 the rounding of the inverse frequency turns an angle by up to 5e-4.
-    const auto exponent = static_cast<float>(2 * i) / static_cast<float>(config.head_dim);
-    float inverse =
-        1.0F / static_cast<float>(std::pow(config.rope.theta, static_cast<double>(exponent)));
-    if (config.rope.scaling == RopeScaling::linear)
-      inverse /= static_cast<float>(config.rope.scaling_factor);
-    for (size_t position = first; position < position_count; ++position) {
-      const float angle = static_cast<float>(position) * inverse;
-      cosine[position * half + i] = std::cos(angle);
-      sine[position * half + i] = std::sin(angle);
+  for (size_t row = 0; row < row_count; ++row) {
+    for (size_t i = 0; i < half; ++i) {
+      const float angle = static_cast<float>(first_position + row) * inverse_frequency[i];
+      cosine[row * half + i] = std::cos(angle);
+      sine[row * half + i] = std::sin(angle);
     }
   }
 }
@@ -121,15 +143,14 @@ void Transformer::State::normalise(size_t row_count, const float* input, const f
   });
 }
 
-void Transformer::State::rotate_and_store(size_t row_count, uint32_t first_position, KvCache& cache,
-                                          uint32_t layer) {
+/// Into the cache behind its tokens.
+void Transformer::State::rotate_and_store(size_t row_count, KvCache& cache, uint32_t layer) {
   const RowKernels& kernels = row_kernels();
   const size_t dim = config.head_dim;
   const size_t half = dim / 2;
   for_each_row(row_count, thread_count, [&](size_t row) {
-    const size_t position = first_position + row;
-    const float* cosines = &cosine[position * half];
-    const float* sines = &sine[position * half];
+    const float* cosines = &cosine[row * half];
+    const float* sines = &sine[row * half];
     float* q = &qkv[row * sizes.qkv];
     float* k = q + sizes.heads;
     const float* v = k + size_t{config.kv_head_count} * dim;
@@ -138,7 +159,8 @@ void Transformer::State::rotate_and_store(size_t row_count, uint32_t first_posit
     }
     for (uint32_t head = 0; head < config.kv_head_count; ++head) {
       kernels.rotate_half(k + head * dim, cosines, sines, half);
-      const size_t target = head * cache.head_stride() + position * cache.token_stride();
+      const size_t target =
+          head * cache.head_stride() + (cache.token_count() + row) * cache.token_stride();
       std::copy(k + head * dim, k + (head + 1) * dim, cache.k(layer) + target);
       std::copy(v + head * dim, v + (head + 1) * dim, cache.v(layer) + target);
     }
@@ -161,29 +183,46 @@ void Transformer::State::feed_forward(size_t row_count, float* rows,
   multiply_transposed(hidden.data(), at(layer.down), rows, count, embedding, width, Store::add);
 }
 
+Result<PrefixAttention> Transformer::State::attend_to(const Prefix& prefix, uint32_t layer,
+                                                      size_t first_row, size_t row_count) {
+  prefix_output.resize(std::max(prefix_output.size(), row_count * sizes.heads));
+  prefix_log_sums.resize(std::max(prefix_log_sums.size(), row_count * config.head_count));
+  POLYKV_RETURN_IF_ERROR(prefix.attend({layer, static_cast<uint32_t>(row_count), config.head_count,
+                                        &qkv[first_row * sizes.qkv], sizes.qkv, thread_count},
+                                       prefix_output.data(), prefix_log_sums.data()));
+  return PrefixAttention{prefix_output.data(), prefix_log_sums.data()};
+}
+
 /// K and V of all rows go into the cache. Above the last layer's K and V only the last `wanted_rows`
-/// are computed: they end in the last rows of x. False: cancelled between two layers.
-bool Transformer::State::run_chunk(std::span<const uint32_t> ids, KvCache& cache,
-                                   size_t wanted_rows, const std::function<bool()>& go_on) {
+/// are computed: they end in the last rows of x.
+Status Transformer::State::run_chunk(std::span<const uint32_t> ids, KvCache& cache,
+                                     size_t wanted_rows, const ForwardOptions& options) {
   const size_t row_count = ids.size();
-  const uint32_t first_position = cache.token_count();
+  const uint32_t first_key = cache.token_count();
   embed(ids);
+  turn_to(first_key + (options.prefix != nullptr ? options.prefix->token_count() : 0), row_count);
   for (uint32_t i = 0; i < config.layer_count; ++i) {
-    if (go_on && !go_on()) return false;
+    if (options.between_layers && !options.between_layers()) return cancelled(cache);
     const WeightsLayout::Layer& layer = weights->layout().layers[i];
     normalise(row_count, x.data(), at(layer.attn_norm));
     multiply_transposed(normed.data(), at(layer.qkv), qkv.data(), static_cast<int64_t>(row_count),
                         static_cast<int64_t>(sizes.qkv), static_cast<int64_t>(sizes.embedding),
                         Store::overwrite);
-    rotate_and_store(row_count, first_position, cache, i);
+    rotate_and_store(row_count, cache, i);
 
     const bool is_last_layer = i + 1 == config.layer_count;
     if (is_last_layer && wanted_rows == 0) break;
     const size_t skipped = is_last_layer ? row_count - wanted_rows : 0;
     const size_t rows = row_count - skipped;
-    const AttentionShape shape = {config.head_count, static_cast<uint32_t>(rows),
-                                  first_position + static_cast<uint32_t>(skipped), sizes.qkv,
-                                  thread_count};
+    AttentionShape shape = {config.head_count,
+                            static_cast<uint32_t>(rows),
+                            first_key + static_cast<uint32_t>(skipped),
+                            sizes.qkv,
+                            thread_count,
+                            {}};
+    if (options.prefix != nullptr) {
+      POLYKV_ASSIGN_OR_RETURN(shape.prefix, attend_to(*options.prefix, i, skipped, rows));
+    }
     attention.run(shape, &qkv[skipped * sizes.qkv], cache, i, heads.data());
     float* residual = &x[skipped * sizes.embedding];
     multiply_transposed(heads.data(), at(layer.attn_output), residual, static_cast<int64_t>(rows),
@@ -191,8 +230,8 @@ bool Transformer::State::run_chunk(std::span<const uint32_t> ids, KvCache& cache
                         Store::add);
     feed_forward(rows, residual, layer);
   }
-  cache.set_token_count(first_position + static_cast<uint32_t>(row_count));
-  return true;
+  cache.set_token_count(first_key + static_cast<uint32_t>(row_count));
+  return Status::ok();
 }
 
 void Transformer::State::read_out(const float* rows, size_t row_count, float* logits) {
@@ -233,12 +272,13 @@ Status Transformer::forward(std::span<const uint32_t> ids, KvCache& cache, std::
     }
   }
   const uint64_t end = uint64_t{cache.token_count()} + ids.size();
-  if (end > config.context_length) {
+  const uint64_t sequence = end + (options.prefix != nullptr ? options.prefix->token_count() : 0);
+  if (sequence > config.context_length) {
     return {
         POLYKV_ERR_CONTEXT_EXCEEDED,
         format(
             "forward: %llu tokens are more than the model's context of %u; use a shorter document",
-            static_cast<unsigned long long>(end), config.context_length)};
+            static_cast<unsigned long long>(sequence), config.context_length)};
   }
   if (end > cache.capacity_tokens()) return invalid("the KV cache is too small");
 
@@ -246,26 +286,21 @@ Status Transformer::forward(std::span<const uint32_t> ids, KvCache& cache, std::
   omp_set_num_threads(
       static_cast<int>(state_->thread_count));  // OpenMP's setting is per calling thread
   const BlasScope scope;
-  const auto cancelled = [&] {
-    return Status(POLYKV_ERR_CANCELLED,
-                  format("forward: cancelled after %u of %llu tokens", cache.token_count(),
-                         static_cast<unsigned long long>(end)));
-  };
   const size_t chunk = std::min<size_t>(options.chunk_tokens, ids.size());
-  state_->reserve(chunk, end);
+  state_->reserve(chunk);
   for (size_t done = 0; done < ids.size(); done += chunk) {
     const auto part = ids.subspan(done, std::min(chunk, ids.size() - done));
     const bool is_last = done + part.size() == ids.size();
     const size_t last_row = is_last && !logits.empty() ? 1 : 0;
     const size_t wanted_rows = all_rows ? part.size() : last_row;
-    if (!state_->run_chunk(part, cache, wanted_rows, options.between_layers)) return cancelled();
+    POLYKV_RETURN_IF_ERROR(state_->run_chunk(part, cache, wanted_rows, options));
     if (wanted_rows > 0) {
       state_->read_out(&state_->x[(part.size() - wanted_rows) * state_->sizes.embedding],
                        wanted_rows, logits.data() + (all_rows ? done * config.vocab_size : 0));
     }
     if (options.progress && !options.progress(cache.token_count(), static_cast<uint32_t>(end)) &&
         !is_last) {
-      return cancelled();
+      return cancelled(cache);
     }
   }
   return Status::ok();
@@ -287,12 +322,11 @@ MemoryEstimate estimate_memory(const ModelConfig& config, bool tied_output, uint
   MemoryEstimate estimate;
   estimate.weights_bytes = weights_bytes(config, tied_output);
   estimate.kv_cache_bytes = KvCache::size_bytes(config, token_count);
-  // Row buffers, RoPE tables, attention, logits, and what the BLAS packs (32 MiB a thread in
+  // Row buffers, RoPE's angles, attention, logits, and what the BLAS packs (32 MiB a thread in
   // Debian's OpenBLAS).
   static constexpr uint64_t kBlasBytesPerThread = uint64_t{32} << 20;
   estimate.scratch_bytes =
-      sizeof(float) * (rows * RowSizes(config).total() + uint64_t{token_count} * config.head_dim +
-                       config.vocab_size) +
+      sizeof(float) * (rows * (RowSizes(config).total() + config.head_dim) + config.vocab_size) +
       Attention::scratch_bytes(config, rows, threads) + threads * kBlasBytesPerThread;
   return estimate;
 }

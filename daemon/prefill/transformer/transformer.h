@@ -15,6 +15,7 @@
 #include "common/result.h"
 #include "daemon/prefill/model/weights.h"
 #include "daemon/prefill/transformer/kv_cache.h"
+#include "daemon/prefill/transformer/prefix.h"
 
 namespace polykv {
 
@@ -27,6 +28,8 @@ struct ForwardOptions {
   /// Between two layers of a chunk, for whoever must show signs of life on a slow machine. false
   /// cancels, and the cache keeps the chunks that are done.
   std::function<bool()> between_layers;
+  /// Tokens in front of the cache's, which then holds what follows them; null: none. Borrowed.
+  const Prefix* prefix = nullptr;
 };
 
 /// What a prefill allocates, before it starts. The caller compares it with its limit.
@@ -50,12 +53,12 @@ class Transformer {
 
   const ModelConfig& config() const;
 
-  /// Appends `ids` to the cache at positions cache.token_count() onwards: a prefill when the cache
+  /// Appends `ids` to the cache at positions cache.token_count() onwards (behind the prefix, if there is one): a prefill when the cache
   /// is empty, a suffix or a decode step otherwise. `logits` receives nothing when it is empty, the
   /// last row's when it has vocab_size floats, and [id, vocab_size] when it has as many for each id.
   /// POLYKV_ERR_INVALID_ARGUMENT: an id outside the vocabulary, a cache of
-  /// another shape or too small, no ids. POLYKV_ERR_CONTEXT_EXCEEDED: the sequence would be longer
-  /// than the model's context.
+  /// another shape or too small, no ids. POLYKV_ERR_CONTEXT_EXCEEDED: the sequence, with the prefix, would be longer
+  /// than the model's context. An error of the prefix: the cache keeps the chunks that are done.
   Status forward(std::span<const uint32_t> ids, KvCache& cache, std::span<float> logits,
                  const ForwardOptions& options = {});
 

@@ -54,6 +54,24 @@ TEST_CASE(
   CHECK(of.at("k5v4")["bits_per_value"] < 5.0);
 }
 
+TEST_CASE("with hostile keys auto stays close where the cheapest profile is far off") {
+  const ProgramRun run = run_eval({"--windows", "1", "--context", "512", "--targets", "64",
+                                   "--json", "--hostile", "300", "--profiles", "k4v3,auto"});
+  INFO(run.errors);
+  REQUIRE(run.exit_code == 0);
+  const nlohmann::json profiles = nlohmann::json::parse(run.output)["profiles"];
+  const nlohmann::json& plain = profiles[0];
+  const nlohmann::json& chosen = profiles[1];
+  CHECK(chosen["kld_mean"] <= 0.01);
+  CHECK(plain["kld_mean"] >= 0.1);
+  CHECK(chosen["bits_per_value"] > plain["bits_per_value"]);
+  CHECK(chosen["certificate"]["worst"] <= 0.1);
+  CHECK(plain["certificate"]["worst"] > 0.1);
+  CHECK(chosen["certificate"]["layers"].size() == 30);
+  CHECK(chosen["layer_profiles"]["exact"] > 0);
+  CHECK(chosen["layer_profiles"]["k5v4"] > 0);
+}
+
 TEST_CASE("the baselines' arithmetic is the published one") {
   float block[eval::kBaselineBlock];
   float out[eval::kBaselineBlock];

@@ -8,6 +8,7 @@
 #include "common/result.h"
 #include "daemon/prefill/eval/baselines.h"
 #include "daemon/prefill/transformer/kv_cache.h"
+#include "daemon/prefill/transformer/last_queries.h"
 #include "include/internal/geometry.h"
 
 namespace polykv::eval {
@@ -21,9 +22,14 @@ struct Method {
 Result<Method> method_from_name(const std::string& name);
 std::vector<std::string> all_method_names();
 
+struct PassedThrough {
+  double bits_per_value = 0;        // of K and V, everything counted that is stored
+  std::vector<LayerChoice> layers;  // as a producer would have them; none of a baseline
+};
 /// The first `token_count` tokens of `source` as `method` keeps them, into `target`, whose token
-/// count becomes that. Gives the bits per value of K and V, everything counted that is stored.
-Result<double> pass_through_method(const Method& method, const ModelIdentity& identity,
-                                   const KvCache& source, uint32_t token_count, KvCache& target);
+/// count becomes that. `queries`: of the last of these tokens.
+Result<PassedThrough> pass_through_method(const Method& method, const ModelIdentity& identity,
+                                          const KvCache& source, const LastQueries& queries,
+                                          uint32_t token_count, KvCache& target);
 
 }  // namespace polykv::eval

@@ -69,7 +69,7 @@ struct Transformer::State {
   void rotate_and_store(size_t row_count, uint32_t first_position, KvCache& cache, uint32_t layer);
   void feed_forward(size_t row_count, float* rows, const WeightsLayout::Layer& layer);
   bool run_chunk(std::span<const uint32_t> ids, KvCache& cache, size_t wanted_rows,
-                 const std::function<bool()>& go_on);
+                 const ForwardOptions& options);
   void read_out(const float* rows, size_t row_count, float* logits);
 };
 
@@ -164,18 +164,23 @@ void Transformer::State::feed_forward(size_t row_count, float* rows,
 /// K and V of all rows go into the cache. Above the last layer's K and V only the last `wanted_rows`
 /// are computed: they end in the last rows of x. False: cancelled between two layers.
 bool Transformer::State::run_chunk(std::span<const uint32_t> ids, KvCache& cache,
-                                   size_t wanted_rows, const std::function<bool()>& go_on) {
+                                   size_t wanted_rows, const ForwardOptions& options) {
   const size_t row_count = ids.size();
   const uint32_t first_position = cache.token_count();
   embed(ids);
   for (uint32_t i = 0; i < config.layer_count; ++i) {
-    if (go_on && !go_on()) return false;
+    if (options.between_layers && !options.between_layers()) return false;
     const WeightsLayout::Layer& layer = weights->layout().layers[i];
     normalise(row_count, x.data(), at(layer.attn_norm));
     multiply_transposed(normed.data(), at(layer.qkv), qkv.data(), static_cast<int64_t>(row_count),
                         static_cast<int64_t>(sizes.qkv), static_cast<int64_t>(sizes.embedding),
                         Store::overwrite);
+    float* k = &qkv[sizes.heads];
+    const LayerRows projected = {
+        i, first_position, row_count, sizes.qkv, qkv.data(), k, k + (sizes.qkv - sizes.heads) / 2};
+    if (options.before_rope) options.before_rope(projected);
     rotate_and_store(row_count, first_position, cache, i);
+    if (options.after_rope) options.after_rope(projected);
 
     const bool is_last_layer = i + 1 == config.layer_count;
     if (is_last_layer && wanted_rows == 0) break;
@@ -258,7 +263,7 @@ Status Transformer::forward(std::span<const uint32_t> ids, KvCache& cache, std::
     const bool is_last = done + part.size() == ids.size();
     const size_t last_row = is_last && !logits.empty() ? 1 : 0;
     const size_t wanted_rows = all_rows ? part.size() : last_row;
-    if (!state_->run_chunk(part, cache, wanted_rows, options.between_layers)) return cancelled();
+    if (!state_->run_chunk(part, cache, wanted_rows, options)) return cancelled();
     if (wanted_rows > 0) {
       state_->read_out(&state_->x[(part.size() - wanted_rows) * state_->sizes.embedding],
                        wanted_rows, logits.data() + (all_rows ? done * config.vocab_size : 0));

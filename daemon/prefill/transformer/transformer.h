@@ -18,6 +18,17 @@
 
 namespace polykv {
 
+/// Q, K and V of a chunk's rows in one layer, in the middle of a forward(). Borrowed.
+struct LayerRows {
+  uint32_t layer = 0;
+  uint32_t first_position = 0;  // of the first row
+  size_t row_count = 0;
+  size_t stride = 0;   // floats between two rows
+  float* q = nullptr;  // [row, head * head_dim]
+  float* k = nullptr;  // [row, kv_head * head_dim]
+  float* v = nullptr;  // [row, kv_head * head_dim]
+};
+
 struct ForwardOptions {
   uint32_t chunk_tokens =
       512;  // rows that go through a layer together; results do not depend on it beyond rounding
@@ -27,6 +38,10 @@ struct ForwardOptions {
   /// Between two layers of a chunk, for whoever must show signs of life on a slow machine. false
   /// cancels, and the cache keeps the chunks that are done.
   std::function<bool()> between_layers;
+  /// In each layer of each chunk, before the rotation and behind it. May change the rows; what the
+  /// cache holds was changed before the rotation.
+  std::function<void(const LayerRows&)> before_rope;
+  std::function<void(const LayerRows&)> after_rope;
 };
 
 /// What a prefill allocates, before it starts. The caller compares it with its limit.

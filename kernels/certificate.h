@@ -16,7 +16,7 @@
 namespace polykv {
 
 /// More rows change the certificate by less than segments of one text differ.
-inline constexpr uint32_t kCertificateQueries = 32;
+inline constexpr uint32_t kCertificateQueries = 16;
 inline constexpr uint32_t kMaxCertificateQueries = 1024;
 
 /// Rows that a layer may choose beyond the document's first four: one for 128 tokens, which is 2.6 %

@@ -25,7 +25,7 @@ typedef struct polykv_layer_quality {
 /** Queries of one layer, of the segment's last query_count tokens, in their order. */
 typedef struct polykv_layer_queries {
   size_t struct_size;
-  uint32_t query_count; /* 1 to 1024, and no more than the segment has tokens; 32 are enough */
+  uint32_t query_count; /* 1 to 1024, and no more than the segment has tokens; 16 are enough */
   uint32_t
       head_count; /* a multiple of kv_head_count; head h reads kv_head h / (head_count / kv_head_count) */
   polykv_dtype dtype;

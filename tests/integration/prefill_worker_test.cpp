@@ -393,7 +393,7 @@ TEST_CASE("documents that the model cannot take are refused, and say why") {
   CHECK(contains(message_of(too_long), "100"));
   CHECK(message_of(bench.ingest(text_of(100))) == "");
   lib::IngestRequest request;
-  request.profile = static_cast<Profile>(8);
+  request.profile = static_cast<Profile>(9);
   CHECK(bench.ingest(request, "hello").status().code() == POLYKV_ERR_INVALID_ARGUMENT);
 }
 

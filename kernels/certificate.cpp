@@ -344,6 +344,8 @@ Result<LayerChoice> examine_layer(const LayerSpec& spec, const KvSource& source,
                       has_exact_rows ? choice.exact_tokens : std::vector<uint32_t>()));
     POLYKV_ASSIGN_OR_RETURN(const std::vector<float> got, judge.attend(chunks_of(trial.view())));
     choice.certificate = {relative_error(got, want), queries.row_count, {}};
+    if (!std::isfinite(choice.certificate.relative_error))
+      return wrong_queries("weighted sums of values are beyond fp32; give no queries");
     if (choice.certificate.relative_error <= kCertificateThreshold) break;
   }
   return choice;

@@ -93,6 +93,7 @@ Status Publisher::examine_layer(uint64_t token_count, uint32_t layer, KvSource s
   POLYKV_RETURN_IF_ERROR(check_layer_source(identity_, layer, source).with_context("examine"));
   const Result<uint64_t> count = next_token_count(token_count);
   if (!count.is_ok()) return count.status().with_context("examine a layer of the next segment");
+  examined_[layer] = {};
   queries.strides =
       dense_unless_given(queries.strides, queries.head_count, identity_.layers[layer].k_head_dim);
   const LayerSpec spec{identity_.layers[layer], identity_.source_dtype, profile_, next_token_,
@@ -104,24 +105,22 @@ Status Publisher::examine_layer(uint64_t token_count, uint32_t layer, KvSource s
 }
 
 /// Of the next segment; none when no layer was examined.
-Result<std::vector<LayerChoice>> Publisher::take_choices(uint64_t token_count) {
-  std::vector<Examined> examined(identity_.layers.size());
-  examined.swap(examined_);
+Result<std::vector<LayerChoice>> Publisher::choices_for(uint64_t token_count) const {
   const auto done = [&](const Examined& layer) { return layer.token_count == token_count; };
-  const auto count = std::count_if(examined.begin(), examined.end(), done);
-  const bool none = std::all_of(examined.begin(), examined.end(),
+  const auto count = std::count_if(examined_.begin(), examined_.end(), done);
+  const bool none = std::all_of(examined_.begin(), examined_.end(),
                                 [](const Examined& layer) { return layer.token_count == 0; });
   if (none && profile_ != Profile::automatic) return std::vector<LayerChoice>();
-  if (static_cast<size_t>(count) != examined.size()) {
+  if (static_cast<size_t>(count) != examined_.size()) {
     return {POLYKV_ERR_INVALID_ARGUMENT,
             format("%zu of %zu layers were examined for %" PRIu64 " tokens; examine %s",
-                   static_cast<size_t>(count), examined.size(), token_count,
+                   static_cast<size_t>(count), examined_.size(), token_count,
                    profile_ == Profile::automatic
                        ? "all, an `auto` document needs it, or choose another profile"
                        : "all of them or none")};
   }
   std::vector<LayerChoice> choices;
-  for (Examined& layer : examined) choices.push_back(std::move(layer.choice));
+  for (const Examined& layer : examined_) choices.push_back(layer.choice);
   return choices;
 }
 
@@ -130,7 +129,7 @@ Result<std::unique_ptr<OpenSegment>> Publisher::begin_segment(uint64_t wanted_to
   const Result<uint64_t> counted = next_token_count(wanted_tokens);
   if (!counted.is_ok()) return counted.status().with_context("begin a segment");
   const uint64_t token_count = *counted;
-  Result<std::vector<LayerChoice>> choices = take_choices(token_count);
+  Result<std::vector<LayerChoice>> choices = choices_for(token_count);
   if (!choices.is_ok()) return choices.status().with_context("begin a segment");
   SegmentSpec spec;
   spec.identity = identity_;
@@ -158,6 +157,7 @@ Result<std::unique_ptr<OpenSegment>> Publisher::begin_segment(uint64_t wanted_to
     return {POLYKV_ERR_PROTOCOL, "begin a segment: the reply has no handle"};
   }
   segment_open_ = true;
+  examined_.assign(identity_.layers.size(), {});
   // From here on its destructor gives the reservation back.
   std::unique_ptr<OpenSegment> segment(new OpenSegment);
   segment->publisher_ = shared_from_this();

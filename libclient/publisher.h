@@ -64,7 +64,7 @@ class Publisher : public std::enable_shared_from_this<Publisher> {
   explicit Publisher(std::shared_ptr<Session> session) : session_(std::move(session)) {}
   Status check_usable(const char* operation) const;
   Result<uint64_t> next_token_count(uint64_t wanted) const;
-  Result<std::vector<LayerChoice>> take_choices(uint64_t token_count);
+  Result<std::vector<LayerChoice>> choices_for(uint64_t token_count) const;
 
   std::shared_ptr<Session> session_;
   wire::Handle ticket_;

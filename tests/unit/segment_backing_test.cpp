@@ -84,7 +84,9 @@ TEST_CASE(
     SegmentPromise& promise = reservation.promise;
     promise.spec.has_certificate = true;
     promise.size_bytes = *segment_size_bytes(promise.spec);
-    reservation.memfd = std::move(*allocate_segment(promise.size_bytes));
+    auto allocated = allocate_segment(promise.size_bytes);
+    REQUIRE(allocated.is_ok());
+    reservation.memfd = std::move(*allocated);
     {
       Mapping mapping = reservation.map();
       const SegmentContents contents{*promise.document_tokens, promise.parent, promise.digests,

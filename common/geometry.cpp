@@ -16,7 +16,7 @@ struct ProfileName {
 constexpr ProfileName kProfiles[] = {
     {Profile::any, "any"},   {Profile::exact, "exact"}, {Profile::paper_k8v3, "paper-k8v3"},
     {Profile::k8v8, "k8v8"}, {Profile::k6v5, "k6v5"},   {Profile::k5v4, "k5v4"},
-    {Profile::k8v3, "k8v3"}, {Profile::k4v3, "k4v3"},
+    {Profile::k8v3, "k8v3"}, {Profile::k4v3, "k4v3"},   {Profile::automatic, "auto"},
 };
 }  // namespace
 

@@ -10,6 +10,10 @@ flatbuffers::Offset<wire::DocumentInfo> document_info(flatbuffers::FlatBufferBui
   const auto state = builder.CreateString(
       document_state_name(document.is_view ? DocumentState::sealed : document.state));
   const wire::Digest digest = to_wire(document.key.digest);
+  std::vector<wire::LayerQuality> qualities;
+  for (const LayerQuality& layer : document.layers())
+    qualities.emplace_back(layer.profiles, layer.query_count, layer.relative_error);
+  const auto layers = builder.CreateVectorOfStructs(qualities);
   wire::DocumentInfoBuilder info(builder);
   info.add_names(wire_names);
   info.add_digest(&digest);
@@ -26,6 +30,7 @@ flatbuffers::Offset<wire::DocumentInfo> document_info(flatbuffers::FlatBufferBui
   info.add_sealed_token_count(document.end_token());
   info.add_shared_bytes(document.shared_bytes());
   info.add_prefix_treatment(static_cast<uint32_t>(document.prefix_treatment()));
+  info.add_layers(layers);
   return info.Finish();
 }
 

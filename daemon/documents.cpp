@@ -49,6 +49,23 @@ uint64_t Document::bf16_bytes() const {
   return bytes_per_token * tokens->size();
 }
 
+std::vector<LayerQuality> Document::layers() const {
+  std::vector<LayerQuality> layers(identity->layers.size());
+  for (const SegmentPart& part : parts) {
+    assert(part.segment->layers.size() <= layers.size());
+    for (size_t i = 0; i < part.segment->layers.size(); ++i) {
+      const LayerQuality& other = part.segment->layers[i];
+      layers[i].profiles |= other.profiles;
+      if (other.query_count == 0) continue;
+      if (layers[i].query_count == 0 || other.relative_error > layers[i].relative_error) {
+        layers[i].query_count = other.query_count;
+        layers[i].relative_error = other.relative_error;
+      }
+    }
+  }
+  return layers;
+}
+
 bool Selector::matches(const Document& document) const {
   if (profile != Profile::any && profile != document.key.profile) return false;
   if (!name.empty()) return document.names.contains(name);

@@ -59,6 +59,8 @@ struct Document : std::enable_shared_from_this<Document> {
   /// behind a prefix that was computed again.
   PrefixTreatment prefix_treatment() const;
   uint64_t bf16_bytes() const;
+  /// Of each layer.
+  std::vector<LayerQuality> layers() const;
 };
 
 /// How a request says which document: by name, by digest, or by digest and the tokens themselves.

@@ -16,9 +16,7 @@ Publishing::Publishing(Core& core, Events events)
 
 Status Publishing::check_document(const Document& document, bool replace_name,
                                   SessionId session) const {
-  POLYKV_ASSIGN_OR_RETURN(const Codec* codec, require_codec(document.key.profile));
-  for (const LayerGeometry& layer : document.identity->layers)
-    POLYKV_RETURN_IF_ERROR(codec->check_geometry(codec->profile, layer));
+  POLYKV_RETURN_IF_ERROR(check_profile(document.key.profile, document.identity->layers));
   const auto ticket_count =
       static_cast<size_t>(std::count_if(flights_.begin(), flights_.end(), [&](const auto& entry) {
         return entry.second->session == session;

@@ -53,8 +53,7 @@ Result<SegmentPromise> Publishing::promise(const Flight& flight,
                static_cast<unsigned long long>(flight.document->end_token()),
                static_cast<unsigned long long>(document_tokens)));
   }
-  POLYKV_ASSIGN_OR_RETURN(const Codec* codec, require_codec(document.key.profile));
-  if (codec->single_segment_only && request.token_count() != document_tokens) {
+  if (is_single_segment(document.key.profile) && request.token_count() != document_tokens) {
     return wrong(format("a document of profile %s is one segment; reserve all its %llu tokens",
                         profile_name(document.key.profile),
                         static_cast<unsigned long long>(document_tokens)));
@@ -64,6 +63,12 @@ Result<SegmentPromise> Publishing::promise(const Flight& flight,
   promise.spec.profile = document.key.profile;
   promise.spec.first_token = request.first_token();
   promise.spec.token_count = request.token_count();
+  promise.spec.chosen_exact_rows = request.chosen_exact_rows();
+  promise.spec.has_certificate = request.has_certificate();
+  if (request.layer_profiles() != nullptr) {
+    for (const uint8_t profile : *request.layer_profiles())
+      promise.spec.layer_profiles.push_back(static_cast<Profile>(profile));
+  }
   promise.root = document.root;
   promise.document_tokens = document.tokens;
   cut_chain(document, promise);
@@ -214,6 +219,7 @@ void Publishing::accept_segment(OpenSegment& open, uint64_t request_id, SealedSe
   const std::shared_ptr<Flight> flight = open.flight.lock();
   core_.segments.seal(*open.segment, std::move(sealed.readable));
   open.segment->prefix = sealed.prefix;
+  open.segment->layers = std::move(sealed.layers);
   core_.segments.release(*open.process, *open.segment);
   core_.catalog.append(*flight->document, open.segment, open.promise->digests,
                        is_shareable(flight->document->key.profile));

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 
 #include "common/digest.h"
@@ -75,6 +76,21 @@ Status check_promise(const SegmentView& view, const SegmentPromise& promise) {
   return Status::ok();
 }
 
+Result<std::vector<LayerQuality>> qualities(const SegmentView& view) {
+  const std::vector<CertificateEntry> certificate = view.certificate();
+  std::vector<LayerQuality> layers(view.layer_count());
+  for (uint32_t i = 0; i < layers.size(); ++i) {
+    layers[i].profiles = 1U << view.layer_record(i).profile;
+    if (certificate.empty() || certificate[i].query_count == 0) continue;
+    const float error = certificate[i].relative_error;
+    if (!(error >= 0 && std::isfinite(error)))
+      return corrupt(format("the certificate of layer %u says %g", i, static_cast<double>(error)));
+    layers[i].query_count = certificate[i].query_count;
+    layers[i].relative_error = error;
+  }
+  return layers;
+}
+
 }  // namespace
 
 Result<UniqueFd> allocate_segment(uint64_t size_bytes) {
@@ -119,7 +135,8 @@ Result<SealedSegment> seal_and_verify(int memfd, const SegmentPromise& promise) 
   POLYKV_ASSIGN_OR_RETURN(const SegmentView view, SegmentView::open(mapping.bytes()));
   POLYKV_RETURN_IF_ERROR(check_promise(view, promise));
   POLYKV_RETURN_IF_ERROR(view.verify_checksums());
-  return SealedSegment{std::move(readable), view.prefix()};
+  POLYKV_ASSIGN_OR_RETURN(std::vector<LayerQuality> layers, qualities(view));
+  return SealedSegment{std::move(readable), view.prefix(), std::move(layers)};
 }
 
 }  // namespace polykv::daemon

@@ -12,6 +12,7 @@
 
 #include "common/fd.h"
 #include "common/result.h"
+#include "daemon/segments.h"
 #include "kernels/segment.h"
 
 namespace polykv::daemon {
@@ -34,6 +35,7 @@ struct SegmentPromise {
 struct SealedSegment {
   UniqueFd readable;
   PrefixTreatment prefix = PrefixTreatment::none;
+  std::vector<LayerQuality> layers;
 };
 
 /// Seals the memfd and returns an O_RDONLY reopening of it (mode 0400) whose bytes were verified

@@ -27,6 +27,13 @@ inline constexpr Domain kPublicDomain = ~Domain{0};
 
 enum class SegmentState { reserved, filling, sealed, retiring, gone };
 
+/// How a layer is stored; of several segments, all their profiles and the worst certificate.
+struct LayerQuality {
+  uint32_t profiles = 0;     // bit p: Profile p
+  uint32_t query_count = 0;  // 0: there is no certificate
+  float relative_error = 0;
+};
+
 struct Segment {
   SegmentState state = SegmentState::reserved;
   uint64_t first_token = 0;
@@ -37,6 +44,8 @@ struct Segment {
   uint32_t holder_count = 0;                 // processes
   uint32_t document_count = 0;   // documents that it is part of, complete or not; 0: it retires
   uint32_t lingering_count = 0;  // retired documents whose leases may still be sent it
+
+  std::vector<LayerQuality> layers;  // from sealed on
 
   // From sealed on, for those that continue it; see PrefixIndex.
   PrefixTreatment prefix = PrefixTreatment::none;

@@ -126,6 +126,11 @@ const Codec* codec_for(Profile profile, Backend backend = active_backend());
 /// The same with an error that names the profile: POLYKV_ERR_UNSUPPORTED.
 Result<const Codec*> require_codec(Profile profile, Backend backend = active_backend());
 
+/// Whether a document of the profile can have such layers. `automatic` has no codec of its own: each
+/// layer gets one that holds it. POLYKV_ERR_UNSUPPORTED.
+Status check_profile(Profile profile, std::span<const LayerGeometry> layers);
+/// Whether a document of the profile is one segment that starts at token 0.
+bool is_single_segment(Profile profile);
 /// Whether this build has the profile, and its documents may consist of several segments, which
 /// others can share.
 bool is_shareable(Profile profile);

@@ -28,7 +28,8 @@ inline constexpr uint32_t kMaxChosenExactRows = 4096;
 struct SegmentSpec {
   ModelIdentity identity;
   Profile profile = Profile::exact;
-  uint64_t first_token = 0;  // position in the document
+  std::vector<Profile> layer_profiles;  // one a layer if `profile` is automatic, otherwise empty
+  uint64_t first_token = 0;             // position in the document
   uint64_t token_count = 0;
   uint32_t digest_count = 0;  // see segment_digest_count
   uint32_t chosen_exact_rows =
@@ -46,7 +47,7 @@ struct SegmentLayout {
   SegmentHeader header{};
   std::vector<LayerRecord> records;
 };
-/// Pure; the arithmetic cannot overflow. Errors: POLYKV_ERR_UNSUPPORTED (no codec of that profile,
+/// Pure; the arithmetic cannot overflow. Errors: POLYKV_ERR_UNSUPPORTED (no codec of a profile,
 /// a geometry it cannot hold, a single-segment profile not at token 0), POLYKV_ERR_LIMIT,
 /// POLYKV_ERR_INVALID_ARGUMENT, POLYKV_ERR_EMPTY_DOCUMENT.
 Result<SegmentLayout> plan_segment(const SegmentSpec& spec);
@@ -62,8 +63,8 @@ struct SegmentContents {
   PrefixTreatment prefix = PrefixTreatment::none;
 };
 
-/// Fills a segment. Movable; the bytes must outlive it. encode_layer may run for different layers
-/// on different threads; everything else is for one thread.
+/// Fills a segment. Movable; the bytes must outlive it. encode_layer and set_certificate may run for
+/// different layers on different threads; everything else is for one thread.
 class SegmentWriter {
  public:
   /// `bytes`: at least segment_size_bytes(spec), 64-byte aligned. All but the payloads is zeroed,
@@ -126,7 +127,7 @@ class SegmentView {
   PrefixTreatment prefix() const {
     return static_cast<PrefixTreatment>(header_.flags & kSegmentPrefixMask);
   }
-  /// Empty without a certificate.
+  /// One a layer; empty without a certificate.
   std::vector<CertificateEntry> certificate() const;
   /// Without the name.
   ModelIdentity identity() const;

@@ -43,7 +43,31 @@ Status check_layer(uint32_t index, const LayerGeometry& layer, const Codec& code
   return codec.check_geometry(codec.profile, layer).with_context(format("layer %u", index));
 }
 
-Status check_spec(const SegmentSpec& spec, const Codec& codec) {
+/// Of each layer.
+Result<std::vector<const Codec*>> layer_codecs(const SegmentSpec& spec) {
+  const size_t layer_count = spec.identity.layers.size();
+  const bool is_automatic = spec.profile == Profile::automatic;
+  if (spec.layer_profiles.size() != (is_automatic ? layer_count : 0)) {
+    return {
+        POLYKV_ERR_INVALID_ARGUMENT,
+        format("%zu layer profiles for %zu layers of profile %s; `auto` has one a layer, others "
+               "none",
+               spec.layer_profiles.size(), layer_count, profile_name(spec.profile))};
+  }
+  std::vector<const Codec*> codecs;
+  for (size_t i = 0; i < layer_count; ++i) {
+    POLYKV_ASSIGN_OR_RETURN(const Codec* codec,
+                            require_codec(is_automatic ? spec.layer_profiles[i] : spec.profile));
+    if (is_automatic && codec->single_segment_only) {
+      return {POLYKV_ERR_UNSUPPORTED, format("layer %zu of an `auto` document cannot be %s", i,
+                                             profile_name(codec->profile))};
+    }
+    codecs.push_back(codec);
+  }
+  return codecs;
+}
+
+Status check_spec(const SegmentSpec& spec, std::span<const Codec* const> codecs) {
   const ModelIdentity& model = spec.identity;
   if (spec.token_count == 0) {
     return {POLYKV_ERR_EMPTY_DOCUMENT, "a segment has at least one token"};
@@ -63,7 +87,7 @@ Status check_spec(const SegmentSpec& spec, const Codec& codec) {
             format("source dtype %u is unknown", static_cast<uint32_t>(model.source_dtype))};
   }
   POLYKV_RETURN_IF_ERROR(check_rope(model.rope));
-  if (codec.single_segment_only && spec.first_token != 0) {
+  if (is_single_segment(spec.profile) && spec.first_token != 0) {
     return {
         POLYKV_ERR_UNSUPPORTED,
         format(
@@ -83,7 +107,7 @@ Status check_spec(const SegmentSpec& spec, const Codec& codec) {
                    spec.digest_count, inner, last)};
   }
   for (uint32_t i = 0; i < model.layers.size(); ++i) {
-    POLYKV_RETURN_IF_ERROR(check_layer(i, model.layers[i], codec));
+    POLYKV_RETURN_IF_ERROR(check_layer(i, model.layers[i], *codecs[i]));
   }
   return Status::ok();
 }
@@ -117,7 +141,7 @@ LayerRecord plan_layer(const SegmentSpec& spec, const Codec& codec, const LayerG
   record.k_head_dim = geometry.k_head_dim;
   record.v_head_dim = geometry.v_head_dim;
   record.sliding_window = geometry.sliding_window;
-  record.profile = static_cast<uint32_t>(spec.profile);
+  record.profile = static_cast<uint32_t>(codec.profile);
   record.block_tokens = kBlockTokens;
   record.exact_row_capacity = exact_row_capacity(spec, codec);
   record.block_bytes = codec.block_bytes(codec.profile, geometry, spec.identity.source_dtype);
@@ -162,8 +186,8 @@ uint32_t segment_digest_count(uint64_t first_token, uint64_t token_count, bool e
 }
 
 Result<SegmentLayout> plan_segment(const SegmentSpec& spec) {
-  POLYKV_ASSIGN_OR_RETURN(const Codec* codec, require_codec(spec.profile));
-  POLYKV_RETURN_IF_ERROR(check_spec(spec, *codec));
+  POLYKV_ASSIGN_OR_RETURN(const std::vector<const Codec*> codecs, layer_codecs(spec));
+  POLYKV_RETURN_IF_ERROR(check_spec(spec, codecs));
   const auto layer_count = static_cast<uint32_t>(spec.identity.layers.size());
 
   SegmentLayout layout;
@@ -191,8 +215,8 @@ Result<SegmentLayout> plan_segment(const SegmentSpec& spec) {
   header.data_offset = round_up(cursor.end(), kSegmentPageBytes);
   cursor = Cursor(header.data_offset);
   layout.records.reserve(layer_count);
-  for (const LayerGeometry& geometry : spec.identity.layers) {
-    layout.records.push_back(plan_layer(spec, *codec, geometry, cursor));
+  for (uint32_t i = 0; i < layer_count; ++i) {
+    layout.records.push_back(plan_layer(spec, *codecs[i], spec.identity.layers[i], cursor));
   }
   header.data_bytes = cursor.end() - header.data_offset;
   header.total_bytes = round_up(cursor.end(), kSegmentPageBytes);

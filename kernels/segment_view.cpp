@@ -1,5 +1,6 @@
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -66,7 +67,12 @@ Result<SegmentSpec> spec_of(const SegmentHeader& header, std::span<const LayerRe
   spec.token_count = header.token_count;
   spec.digest_count = header.digest_count;
   spec.has_certificate = header.certificate_offset != 0;
-  const uint32_t capacity = records[0].exact_row_capacity;
+  uint32_t capacity = 0;  // `exact` layers have none, the others all the same
+  for (const LayerRecord& record : records) {
+    capacity = std::max(capacity, record.exact_row_capacity);
+    if (spec.profile == Profile::automatic)
+      spec.layer_profiles.push_back(static_cast<Profile>(record.profile));
+  }
   const uint32_t first = first_exact_rows(header.first_token);
   if (capacity > kMaxChosenExactRows + kFirstExactRows) {
     return corrupt(format("room for %u exact rows", capacity));

@@ -99,6 +99,10 @@ inline Profile profile_from_c(const polykv_profile& profile) {
 inline Strides from_c(const polykv_strides& strides) {
   return {strides.kv_head, strides.token, strides.dim};
 }
+inline Strides from_c(const polykv_query_strides& strides) {
+  return {strides.head, strides.query, strides.dim};
+}
+Result<KvSource> from_c(const polykv_kv_source* source);
 inline std::string text_of(const char* text) {
   return text == nullptr ? "" : text;
 }
@@ -117,6 +121,7 @@ class DocumentView {
  private:
   std::vector<const char*> names_;
   std::vector<polykv_layer_geometry> layers_;
+  std::vector<polykv_layer_quality> qualities_;
   polykv_model model_{};
   polykv_document_info info_{};
 };

@@ -7,14 +7,6 @@
 using namespace polykv;
 using namespace polykv::lib;
 
-namespace {
-
-Strides strides_from_c(const polykv_query_strides& strides) {
-  return {strides.head, strides.query, strides.dim};
-}
-
-}  // namespace
-
 void polykv_attend_options_init(polykv_attend_options* options) {
   if (init(options) == nullptr) return;
   options->query_count = 1;
@@ -35,13 +27,13 @@ polykv_status polykv_layer_attend(const polykv_lease* lease, uint32_t layer,
     request.head_count = given.head_count;
     POLYKV_ASSIGN_OR_RETURN(request.query_dtype, dtype_from_c(given.query_dtype));
     request.q = given.q;
-    request.q_strides = strides_from_c(given.q_strides);
+    request.q_strides = from_c(given.q_strides);
     request.scale = given.scale;
     request.soft_cap = given.soft_cap;
     request.first_tokens = given.query_first_tokens;
     POLYKV_ASSIGN_OR_RETURN(request.output_dtype, dtype_from_c(given.output_dtype));
     request.output = given.output;
-    request.output_strides = strides_from_c(given.output_strides);
+    request.output_strides = from_c(given.output_strides);
     request.log_sum_exp = given.log_sum_exp;
     request.thread_count = given.thread_count;
     return attend(*lease->lease, layer, request);

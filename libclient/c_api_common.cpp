@@ -63,10 +63,24 @@ Result<ModelIdentity> from_c(const polykv_model& given) {
   return identity;
 }
 
+Result<KvSource> from_c(const polykv_kv_source* source) {
+  polykv_kv_source given{};
+  POLYKV_RETURN_IF_ERROR(read_struct(source, sizeof given, "polykv_kv_source", given));
+  KvSource result;
+  POLYKV_ASSIGN_OR_RETURN(result.dtype, dtype_from_c(given.dtype));
+  result.k = given.k;
+  result.v = given.v;
+  result.k_strides = from_c(given.k_strides);
+  result.v_strides = from_c(given.v_strides);
+  return result;
+}
+
 DocumentView::DocumentView(const DocumentRecord& record) {
   for (const std::string& name : record.names) names_.push_back(name.c_str());
   const ModelIdentity& identity = record.identity;
   for (const LayerGeometry& layer : identity.layers) layers_.push_back(to_c(layer));
+  for (const LayerQuality& layer : record.layers)
+    qualities_.push_back({layer.profiles, layer.query_count, layer.relative_error});
   polykv_model_init(&model_);
   model_.name = identity.name.c_str();
   std::copy(identity.fingerprint.begin(), identity.fingerprint.end(), model_.fingerprint);
@@ -97,6 +111,7 @@ DocumentView::DocumentView(const DocumentRecord& record) {
   info_.sealed_token_count = record.sealed_token_count;
   info_.shared_bytes = record.shared_bytes;
   info_.prefix_treatment = static_cast<uint32_t>(record.prefix_treatment);
+  info_.layers = qualities_.data();
 }
 
 }  // namespace polykv::lib
@@ -130,11 +145,10 @@ polykv_status polykv_profile_from_name(const char* name, polykv_profile* out) {
     POLYKV_RETURN_IF_ERROR(require(out, "polykv_profile_from_name", "out"));
     const std::optional<Profile> profile = profile_from_name(name);
     if (!profile) {
-      return {
-          POLYKV_ERR_INVALID_ARGUMENT,
-          format("codec profile '%s' is unknown; there are k5v4, k6v5, k8v8, k8v3, k4v3, exact and "
-                 "paper-k8v3",
-                 name)};
+      return {POLYKV_ERR_INVALID_ARGUMENT,
+              format("codec profile '%s' is unknown; there are k5v4, k6v5, k8v8, k8v3, k4v3, auto, "
+                     "exact and paper-k8v3",
+                     name)};
     }
     *out = static_cast<polykv_profile>(*profile);
     return Status::ok();
@@ -163,6 +177,10 @@ void polykv_decode_options_init(polykv_decode_options* options) {
 
 void polykv_kv_source_init(polykv_kv_source* source) {
   if (init(source) != nullptr) source->dtype = POLYKV_F32;
+}
+
+void polykv_layer_queries_init(polykv_layer_queries* queries) {
+  if (init(queries) != nullptr) queries->dtype = POLYKV_F32;
 }
 
 void polykv_ingest_options_init(polykv_ingest_options* options) {

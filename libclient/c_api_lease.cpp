@@ -126,18 +126,31 @@ polykv_status polykv_segment_begin(polykv_publisher* publisher, uint64_t token_c
   });
 }
 
+polykv_status polykv_publisher_examine_layer(polykv_publisher* publisher, uint64_t token_count,
+                                             uint32_t layer, const polykv_kv_source* source,
+                                             const polykv_layer_queries* queries) {
+  return guarded([&]() -> Status {
+    POLYKV_RETURN_IF_ERROR(check_publisher(publisher, "examine a layer"));
+    POLYKV_ASSIGN_OR_RETURN(const KvSource kv, from_c(source));
+    polykv_layer_queries given{};
+    POLYKV_RETURN_IF_ERROR(read_struct(queries, sizeof given, "polykv_layer_queries", given));
+    LayerQueries judges;
+    POLYKV_ASSIGN_OR_RETURN(judges.dtype, dtype_from_c(given.dtype));
+    judges.q = given.q;
+    judges.strides = from_c(given.strides);
+    judges.head_count = given.head_count;
+    judges.row_count = given.query_count;
+    judges.scale = given.scale;
+    judges.soft_cap = given.soft_cap;
+    return publisher->publisher->examine_layer(token_count, layer, kv, judges);
+  });
+}
+
 polykv_status polykv_segment_encode_layer(polykv_segment* segment, uint32_t layer,
                                           const polykv_kv_source* source) {
   return guarded([&]() -> Status {
     POLYKV_RETURN_IF_ERROR(require(segment, "encode a layer", "segment"));
-    polykv_kv_source given{};
-    POLYKV_RETURN_IF_ERROR(read_struct(source, sizeof given, "polykv_kv_source", given));
-    KvSource request;
-    POLYKV_ASSIGN_OR_RETURN(request.dtype, dtype_from_c(given.dtype));
-    request.k = given.k;
-    request.v = given.v;
-    request.k_strides = from_c(given.k_strides);
-    request.v_strides = from_c(given.v_strides);
+    POLYKV_ASSIGN_OR_RETURN(const KvSource request, from_c(source));
     return segment->segment->encode_layer(layer, request);
   });
 }

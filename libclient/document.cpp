@@ -34,6 +34,13 @@ Result<DocumentRecord> from_wire(const wire::DocumentInfo* info) {
   record.shared_bytes = info->shared_bytes();
   record.prefix_treatment = static_cast<PrefixTreatment>(info->prefix_treatment());
   if (record.prefix_treatment > PrefixTreatment::recomputed) return bad("its prefix is unknown");
+  if (info->layers() != nullptr) {
+    for (const wire::LayerQuality* layer : *info->layers())
+      record.layers.push_back({layer->profiles(), layer->query_count(), layer->relative_error()});
+  }
+  if (info->layers() == nullptr) record.layers.resize(record.identity.layers.size());
+  if (record.layers.size() != record.identity.layers.size())
+    return bad("its layers are not the model's");
   return record;
 }
 

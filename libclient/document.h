@@ -13,6 +13,13 @@
 
 namespace polykv::lib {
 
+/// How a layer is stored; see polykv_layer_quality.
+struct LayerQuality {
+  uint32_t profiles = 0;
+  uint32_t query_count = 0;
+  float relative_error = 0;
+};
+
 struct DocumentRecord {
   std::vector<std::string> names;
   Digest digest{};
@@ -29,6 +36,7 @@ struct DocumentRecord {
   uint64_t sealed_token_count = 0;
   uint64_t shared_bytes = 0;
   PrefixTreatment prefix_treatment = PrefixTreatment::none;
+  std::vector<LayerQuality> layers;  // one a layer of the model
 };
 /// POLYKV_ERR_PROTOCOL when something a document must have is missing or out of range.
 Result<DocumentRecord> from_wire(const wire::DocumentInfo* info);

@@ -20,6 +20,23 @@ Deadline deadline_for_bytes(uint64_t size_bytes) {
                            static_cast<int64_t>(size_bytes / kBytesPerSecond) * 1000);
 }
 
+/// That it is there; fills in dense strides.
+Status check_layer_source(const ModelIdentity& identity, uint32_t layer, KvSource& source) {
+  const auto& layers = identity.layers;
+  if (layer >= layers.size() || source.k == nullptr || source.v == nullptr) {
+    return {POLYKV_ERR_INVALID_ARGUMENT,
+            layer < layers.size()
+                ? format("layer %u: K or V is missing", layer)
+                : format("layer %u: the model has %zu layers", layer, layers.size())};
+  }
+  const LayerGeometry& geometry = layers[layer];
+  source.k_strides =
+      dense_unless_given(source.k_strides, geometry.kv_head_count, geometry.k_head_dim);
+  source.v_strides =
+      dense_unless_given(source.v_strides, geometry.kv_head_count, geometry.v_head_dim);
+  return Status::ok();
+}
+
 }  // namespace
 
 Result<std::shared_ptr<Publisher>> Publisher::create(const std::shared_ptr<Session>& session,
@@ -37,6 +54,7 @@ Result<std::shared_ptr<Publisher>> Publisher::create(const std::shared_ptr<Sessi
   publisher->tokens_.assign(tokens.begin(), tokens.end());
   publisher->digest_ = chain_digests(chain_root(publisher->identity_), tokens).back();
   publisher->next_token_ = ticket.next_token();
+  publisher->examined_.resize(publisher->identity_.layers.size());
   return publisher;
 }
 
@@ -52,33 +70,85 @@ Status Publisher::check_usable(const char* operation) const {
   return Status::ok();
 }
 
-Result<std::unique_ptr<OpenSegment>> Publisher::begin_segment(uint64_t token_count) {
-  POLYKV_RETURN_IF_ERROR(check_usable("begin a segment"));
+Result<uint64_t> Publisher::next_token_count(uint64_t wanted) const {
   const uint64_t left = tokens_.size() - next_token_;
   if (segment_open_ || left == 0) {
-    return {POLYKV_ERR_INVALID_ARGUMENT,
-            segment_open_ ? "begin a segment: another one is open; commit or abort it first"
-                          : "begin a segment: every token is committed; finish the publisher"};
+    return {POLYKV_ERR_INVALID_ARGUMENT, segment_open_
+                                             ? "another one is open; commit or abort it first"
+                                             : "every token is committed; finish the publisher"};
   }
-  POLYKV_ASSIGN_OR_RETURN(const Codec* const codec, require_codec(profile_));
-  if (codec->single_segment_only && token_count == 0) token_count = left;
-  if (token_count == 0) token_count = std::min(kSegmentTokens, left);
-  if (token_count > left || (codec->single_segment_only && token_count != left)) {
+  const bool is_single = is_single_segment(profile_);
+  if (wanted == 0) return is_single ? left : std::min(kSegmentTokens, left);
+  if (wanted > left || (is_single && wanted != left)) {
     return {POLYKV_ERR_INVALID_ARGUMENT,
-            format("begin a segment of %" PRIu64 " tokens: %" PRIu64 " are left%s", token_count,
-                   left, codec->single_segment_only ? ", and this profile takes one segment" : "")};
+            format("%" PRIu64 " tokens were asked for, %" PRIu64 " are left%s", wanted, left,
+                   is_single ? ", and this profile takes one segment" : "")};
   }
-  const bool ends_document = token_count == left;
+  return wanted;
+}
+
+Status Publisher::examine_layer(uint64_t token_count, uint32_t layer, KvSource source,
+                                LayerQueries queries) {
+  POLYKV_RETURN_IF_ERROR(check_usable("examine a layer"));
+  POLYKV_RETURN_IF_ERROR(check_layer_source(identity_, layer, source).with_context("examine"));
+  const Result<uint64_t> count = next_token_count(token_count);
+  if (!count.is_ok()) return count.status().with_context("examine a layer of the next segment");
+  examined_[layer] = {};
+  queries.strides =
+      dense_unless_given(queries.strides, queries.head_count, identity_.layers[layer].k_head_dim);
+  const LayerSpec spec{identity_.layers[layer], identity_.source_dtype, profile_, next_token_,
+                       *count};
+  Result<LayerChoice> choice = polykv::examine_layer(spec, source, queries);
+  if (!choice.is_ok()) return choice.status().with_context(format("examine layer %u", layer));
+  examined_[layer] = {*count, std::move(*choice)};
+  return Status::ok();
+}
+
+/// Of the next segment; none when no layer was examined.
+Result<std::vector<LayerChoice>> Publisher::choices_for(uint64_t token_count) const {
+  const auto done = [&](const Examined& layer) { return layer.token_count == token_count; };
+  const auto count = std::count_if(examined_.begin(), examined_.end(), done);
+  const bool none = std::all_of(examined_.begin(), examined_.end(),
+                                [](const Examined& layer) { return layer.token_count == 0; });
+  if (none && profile_ != Profile::automatic) return std::vector<LayerChoice>();
+  if (static_cast<size_t>(count) != examined_.size()) {
+    return {POLYKV_ERR_INVALID_ARGUMENT,
+            format("%zu of %zu layers were examined for %" PRIu64 " tokens; examine %s",
+                   static_cast<size_t>(count), examined_.size(), token_count,
+                   profile_ == Profile::automatic
+                       ? "all, an `auto` document needs it, or choose another profile"
+                       : "all of them or none")};
+  }
+  std::vector<LayerChoice> choices;
+  for (const Examined& layer : examined_) choices.push_back(layer.choice);
+  return choices;
+}
+
+Result<std::unique_ptr<OpenSegment>> Publisher::begin_segment(uint64_t wanted_tokens) {
+  POLYKV_RETURN_IF_ERROR(check_usable("begin a segment"));
+  const Result<uint64_t> counted = next_token_count(wanted_tokens);
+  if (!counted.is_ok()) return counted.status().with_context("begin a segment");
+  const uint64_t token_count = *counted;
+  Result<std::vector<LayerChoice>> choices = choices_for(token_count);
+  if (!choices.is_ok()) return choices.status().with_context("begin a segment");
   SegmentSpec spec;
   spec.identity = identity_;
   spec.profile = profile_;
   spec.first_token = next_token_;
   spec.token_count = token_count;
-  spec.digest_count = segment_digest_count(next_token_, token_count, ends_document);
+  spec.digest_count =
+      segment_digest_count(next_token_, token_count, next_token_ + token_count == tokens_.size());
+  if (!choices->empty()) apply_choices(*choices, spec);
   POLYKV_ASSIGN_OR_RETURN(const uint64_t size_bytes, segment_size_bytes(spec));
 
   flatbuffers::FlatBufferBuilder builder;
-  const auto body = wire::CreateSegmentReserve(builder, &ticket_, next_token_, token_count);
+  std::vector<uint8_t> layer_profiles;
+  for (const Profile profile : spec.layer_profiles)
+    layer_profiles.push_back(static_cast<uint8_t>(profile));
+  const auto profiles = builder.CreateVector(layer_profiles);
+  const auto body =
+      wire::CreateSegmentReserve(builder, &ticket_, next_token_, token_count,
+                                 spec.chosen_exact_rows, spec.has_certificate, profiles);
   POLYKV_ASSIGN_OR_RETURN(
       const Message reply,
       session_->call<wire::SegmentReserved>(builder, body, {}, deadline_for_bytes(size_bytes)));
@@ -87,6 +157,7 @@ Result<std::unique_ptr<OpenSegment>> Publisher::begin_segment(uint64_t token_cou
     return {POLYKV_ERR_PROTOCOL, "begin a segment: the reply has no handle"};
   }
   segment_open_ = true;
+  examined_.assign(identity_.layers.size(), {});
   // From here on its destructor gives the reservation back.
   std::unique_ptr<OpenSegment> segment(new OpenSegment);
   segment->publisher_ = shared_from_this();
@@ -94,6 +165,7 @@ Result<std::unique_ptr<OpenSegment>> Publisher::begin_segment(uint64_t token_cou
   segment->first_token_ = next_token_;
   segment->token_count_ = token_count;
   segment->size_bytes_ = size_bytes;
+  segment->choices_ = std::move(*choices);
   std::vector<Digest> digests;
   if (reserved->digests() != nullptr) {
     for (const wire::Digest* digest : *reserved->digests()) {
@@ -173,22 +245,15 @@ OpenSegment::~OpenSegment() {
   quietly([this] { abort(); });
 }
 
-Status OpenSegment::encode_layer(uint32_t layer, KvSource source,
-                                 std::span<const uint32_t> chosen_exact_tokens) {
+Status OpenSegment::encode_layer(uint32_t layer, KvSource source) {
   POLYKV_RETURN_IF_ERROR(publisher_->check_usable("encode a layer"));
-  const auto& layers = publisher_->identity_.layers;
-  if (layer >= layers.size() || source.k == nullptr || source.v == nullptr) {
-    return {POLYKV_ERR_INVALID_ARGUMENT,
-            layer < layers.size()
-                ? format("encode layer %u: K or V is missing", layer)
-                : format("encode layer %u: the model has %zu layers", layer, layers.size())};
-  }
-  const LayerGeometry& geometry = layers[layer];
-  source.k_strides =
-      dense_unless_given(source.k_strides, geometry.kv_head_count, geometry.k_head_dim);
-  source.v_strides =
-      dense_unless_given(source.v_strides, geometry.kv_head_count, geometry.v_head_dim);
-  return writer_->encode_layer(layer, source, chosen_exact_tokens);
+  POLYKV_RETURN_IF_ERROR(
+      check_layer_source(publisher_->identity_, layer, source).with_context("encode"));
+  if (choices_.empty()) return writer_->encode_layer(layer, source);
+  const LayerChoice& choice = choices_[layer];
+  POLYKV_RETURN_IF_ERROR(writer_->encode_layer(layer, source, choice.exact_tokens));
+  return writer_->set_certificate(layer, choice.certificate.relative_error,
+                                  choice.certificate.query_count);
 }
 
 Status OpenSegment::commit() {

@@ -11,6 +11,7 @@
 
 #include "common/fd.h"
 #include "common/mapping.h"
+#include "kernels/certificate.h"
 #include "kernels/segment.h"
 #include "libclient/lease.h"
 #include "libclient/session.h"
@@ -39,6 +40,10 @@ class Publisher : public std::enable_shared_from_this<Publisher> {
   const Digest& digest() const { return digest_; }
   Session& session() const { return *session_; }
 
+  /// Before begin_segment(token_count): how one of the segment's layers is best encoded, by the last
+  /// queries of its tokens. Done for all layers or for none; necessary with `auto`. Different layers
+  /// may be examined by several threads at once. Strides as in encode_layer.
+  Status examine_layer(uint64_t token_count, uint32_t layer, KvSource source, LayerQueries queries);
   /// token_count 0: kSegmentTokens or what is left; all that is left for single-segment profiles.
   Result<std::unique_ptr<OpenSegment>> begin_segment(uint64_t token_count = 0);
   /// POLYKV_ERR_STALE: the ticket was lost.
@@ -58,6 +63,8 @@ class Publisher : public std::enable_shared_from_this<Publisher> {
   friend class OpenSegment;
   explicit Publisher(std::shared_ptr<Session> session) : session_(std::move(session)) {}
   Status check_usable(const char* operation) const;
+  Result<uint64_t> next_token_count(uint64_t wanted) const;
+  Result<std::vector<LayerChoice>> choices_for(uint64_t token_count) const;
 
   std::shared_ptr<Session> session_;
   wire::Handle ticket_;
@@ -66,6 +73,11 @@ class Publisher : public std::enable_shared_from_this<Publisher> {
   std::vector<uint32_t> tokens_;  // of the whole document
   Digest digest_{};
   uint64_t next_token_ = 0;
+  struct Examined {
+    uint64_t token_count = 0;  // 0: not yet
+    LayerChoice choice;
+  };
+  std::vector<Examined> examined_;  // [layer], of the next segment
   PrefixTreatment prefix_ = PrefixTreatment::none;
   bool segment_open_ = false;
   bool ended_ = false;
@@ -79,9 +91,8 @@ class OpenSegment {
   uint64_t first_token() const { return first_token_; }
   uint64_t token_count() const { return token_count_; }
 
-  /// Strides that are all 0 mean dense. `chosen_exact_tokens`: see SegmentWriter.
-  Status encode_layer(uint32_t layer, KvSource source,
-                      std::span<const uint32_t> chosen_exact_tokens = {});
+  /// Strides that are all 0 mean dense. A layer that was examined gets the same K and V again.
+  Status encode_layer(uint32_t layer, KvSource source);
   /// Unmaps, then lets the daemon seal and verify. Once; on failure the reservation is given back.
   Status commit();
   /// Gives the reservation back.
@@ -96,6 +107,7 @@ class OpenSegment {
   uint64_t first_token_ = 0;
   uint64_t token_count_ = 0;
   uint64_t size_bytes_ = 0;
+  std::vector<LayerChoice> choices_;  // [layer], if they were examined
   Mapping mapping_;
   std::optional<SegmentWriter> writer_;
   bool ended_ = false;

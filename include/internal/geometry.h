@@ -37,8 +37,9 @@ enum class Profile : uint32_t {
   k5v4 = 5,
   k8v3 = 6,
   k4v3 = 7,
+  automatic = 8,  // of documents only: each layer has one of those above
 };
-const char* profile_name(Profile profile);  // "exact", "paper-k8v3", "k8v8", ..., "unknown"
+const char* profile_name(Profile profile);  // "exact", "paper-k8v3", "k8v8", ..., "auto", "unknown"
 std::optional<Profile> profile_from_name(std::string_view name);
 
 /// One layer of a KV cache. Layers may differ in everything.

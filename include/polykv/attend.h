@@ -75,4 +75,7 @@ POLYKV_API POLYKV_NODISCARD polykv_status polykv_attention_merge(
 }
 #endif
 
+/* Here and not in polykv.h: it needs polykv_query_strides, whichever header comes first. */
+#include "polykv/certificate.h"
+
 #endif

@@ -71,7 +71,8 @@ typedef enum polykv_profile {
   POLYKV_PROFILE_K6V5 = 4,
   POLYKV_PROFILE_K5V4 = 5,
   POLYKV_PROFILE_K8V3 = 6,
-  POLYKV_PROFILE_K4V3 = 7
+  POLYKV_PROFILE_K4V3 = 7,
+  POLYKV_PROFILE_AUTO = 8 /* of documents: each layer has one of those above */
 } polykv_profile;
 
 /** "k8v8" and back. An unknown number is "unknown", an unknown name POLYKV_ERR_INVALID_ARGUMENT. */
@@ -227,6 +228,7 @@ typedef struct polykv_document_info {
      own cache; 1 decoded from the pool; 2 in the pool, but computed again. The strongest of its
      segments: 1, else 2, else 0. */
   uint32_t prefix_treatment;
+  const struct polykv_layer_quality* layers; /* [model->layer_count]; see polykv/certificate.h */
 } polykv_document_info;
 POLYKV_API void polykv_document_info_init(polykv_document_info* info);
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_lease_info(const polykv_lease* lease,

@@ -100,6 +100,9 @@ struct DecodeOptions : polykv_decode_options {
 struct AttendOptions : polykv_attend_options {
   AttendOptions() { polykv_attend_options_init(this); }
 };
+struct LayerQueries : polykv_layer_queries {
+  LayerQueries() { polykv_layer_queries_init(this); }
+};
 struct KvSource : polykv_kv_source {
   KvSource() { polykv_kv_source_init(this); }
 };
@@ -216,6 +219,13 @@ class Publisher {
  public:
   explicit Publisher(polykv_publisher* owned) : publisher_(owned) {}
 
+  /// For all layers of the next segment or for none, before begin_segment(token_count). Different
+  /// layers may be examined by several threads at once.
+  Result<> examine_layer(uint64_t token_count, uint32_t layer, const KvSource& source,
+                         const LayerQueries& queries) {
+    return detail::checked(
+        polykv_publisher_examine_layer(publisher_.get(), token_count, layer, &source, &queries));
+  }
   uint64_t next_token() const { return position().first; }
   uint64_t token_count() const { return position().second; }
   Result<Segment> begin_segment(uint64_t token_count = 0) {

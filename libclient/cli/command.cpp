@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
 
 namespace polykv::cli {
 
@@ -50,6 +51,54 @@ Result<client::Lease> acquire(client::Session& session, const DocumentArgument& 
   return std::move(*lease);
 }
 
+namespace {
+
+/// "k5v4", or "k5v4+exact" where segments differ; "-": nothing is sealed.
+std::string profiles_of(const polykv_layer_quality& layer) {
+  std::string text;
+  for (uint32_t number = 1; number < 32; ++number) {
+    if ((layer.profiles >> number & 1) == 0) continue;
+    text += (text.empty() ? "" : "+") +
+            std::string(polykv_profile_name(static_cast<polykv_profile>(number)));
+  }
+  return text.empty() ? "-" : text;
+}
+
+std::span<const polykv_layer_quality> layers_of(const polykv_document_info& info) {
+  return {info.layers, info.model->layer_count};
+}
+
+/// Null where no segment has one.
+Json certificate_json(const polykv_document_info& info) {
+  double sum = 0;
+  float worst = 0;
+  uint32_t count = 0;
+  for (const polykv_layer_quality& layer : layers_of(info)) {
+    if (layer.query_count == 0) continue;
+    sum += static_cast<double>(layer.relative_error);
+    worst = std::max(worst, layer.relative_error);
+    ++count;
+  }
+  if (count == 0) return nullptr;
+  return {{"relative_error_mean", sum / count}, {"relative_error_worst", worst}};
+}
+
+Json layer_certificate(const polykv_layer_quality& layer) {
+  if (layer.query_count == 0) return nullptr;
+  return {{"relative_error", layer.relative_error}, {"query_count", layer.query_count}};
+}
+
+}  // namespace
+
+std::string layer_profiles(const polykv_document_info& info) {
+  std::map<std::string, uint32_t> counts;
+  for (const polykv_layer_quality& layer : layers_of(info)) ++counts[profiles_of(layer)];
+  std::string text;
+  for (const auto& [profiles, count] : counts)
+    text += format("%s%u %s", text.empty() ? "" : ", ", count, profiles.c_str());
+  return text;
+}
+
 Json document_json(const polykv_document_info& info) {
   Json names = Json::array();
   for (size_t i = 0; i < info.name_count; ++i) names.push_back(info.names[i]);
@@ -69,7 +118,9 @@ Json document_json(const polykv_document_info& info) {
           {"sealed_token_count", info.sealed_token_count},
           {"shared_bytes", info.shared_bytes},
           {"prefix",
-           kPrefixes[info.prefix_treatment < std::size(kPrefixes) ? info.prefix_treatment : 0]}};
+           kPrefixes[info.prefix_treatment < std::size(kPrefixes) ? info.prefix_treatment : 0]},
+          {"layer_profiles", layer_profiles(info)},
+          {"certificate", certificate_json(info)}};
 }
 
 Json document_details_json(const polykv_document_info& info) {
@@ -80,7 +131,9 @@ Json document_details_json(const polykv_document_info& info) {
     layers.push_back({{"kv_head_count", layer.kv_head_count},
                       {"k_head_dim", layer.k_head_dim},
                       {"v_head_dim", layer.v_head_dim},
-                      {"sliding_window", layer.sliding_window}});
+                      {"sliding_window", layer.sliding_window},
+                      {"profile", profiles_of(info.layers[i])},
+                      {"certificate", layer_certificate(info.layers[i])}});
   }
   constexpr const char* kDtypes[] = {"unknown", "f32", "f16", "bf16"};
   const auto dtype = static_cast<size_t>(model.source_dtype);

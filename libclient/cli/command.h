@@ -34,7 +34,9 @@ std::optional<std::array<uint8_t, 32>> parse_digest(const std::string& text);
 Result<client::Lease> acquire(client::Session& session, const DocumentArgument& document);
 
 Json document_json(const polykv_document_info& info);
-/// `document_json` with the model's geometry.
+/// "21 k5v4, 9 exact": with which profiles a document's layers are stored, and how many with each.
+std::string layer_profiles(const polykv_document_info& info);
+/// `document_json` with the model's geometry, and how each layer is stored.
 Json document_details_json(const polykv_document_info& info);
 
 void print(const Json& json);

@@ -46,6 +46,13 @@ std::string utc(int64_t unix_ms) {
   return text;
 }
 
+/// "k5v4", or "auto (21 k5v4, 9 exact)".
+std::string codec_of(const Json& document) {
+  const auto profile = document["profile"].get<std::string>();
+  if (profile != "auto") return profile;
+  return profile + " (" + document["layer_profiles"].get<std::string>() + ")";
+}
+
 void print_details(const Json& document) {
   const auto line = [](const char* label, const std::string& value) {
     std::printf("%-12s %s\n", label, value.c_str());
@@ -62,7 +69,13 @@ void print_details(const Json& document) {
                 number(model["layer_count"]).c_str(), number(first["kv_head_count"]).c_str(),
                 number(first["k_head_dim"]).c_str(), number(first["v_head_dim"]).c_str()));
   }
-  line("codec", document["profile"].get<std::string>());
+  line("codec", codec_of(document));
+  if (const Json& certificate = document["certificate"]; !certificate.is_null()) {
+    line("certificate",
+         format("relative error of attention: %.3g in the mean of the layers, %.3g in the worst",
+                certificate["relative_error_mean"].get<double>(),
+                certificate["relative_error_worst"].get<double>()));
+  }
   line("tokens", tokens_of(document) + " in " + number(document["segment_count"]) + " segments");
   line("stored", human_bytes(document["stored_bytes"]) + "; as bf16 " +
                      human_bytes(document["bf16_bytes"]) + ", " + ratio_of(document) +
@@ -100,7 +113,7 @@ Status list(const Global& global) {
   Table table(
       {"NAME", "CODEC", "TOKENS", "SEGMENTS", "SIZE", "RATIO", "LEASES", "STATE", "DIGEST"});
   for (const Json& document : documents) {
-    table.add({names_of(document), document["profile"], tokens_of(document),
+    table.add({names_of(document), codec_of(document), tokens_of(document),
                number(document["segment_count"]), human_bytes(document["stored_bytes"]),
                ratio_of(document), number(document["lease_count"]), state_of(document),
                document["digest"].get<std::string>().substr(0, 12)});

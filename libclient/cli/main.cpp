@@ -98,7 +98,7 @@ void CommandLine::add_put() {
       ->check(not_empty);
   put_command
       ->add_option("--codec", o.codec,
-                   "codec profile: exact, k8v8, k6v5, k5v4, k8v3, k4v3, paper-k8v3")
+                   "codec profile: k5v4, k6v5, k8v8, k8v3, k4v3, auto, exact, paper-k8v3")
       ->capture_default_str();
   put_command->add_option("--before", o.before, "a file whose text is put in front");
   put_command->add_option("--share", o.share, "public: every user may read it")

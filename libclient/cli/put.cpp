@@ -93,9 +93,12 @@ Status ingest_file(const Global& global, const PutOptions& options, const std::s
            {"worker_memory_bytes", memory_bytes},
            {"computed", was_computed}});
   } else {
-    std::printf("%s: %llu tokens in %s as %s%s\n", one_line(title).c_str(),
+    const std::string layers =
+        info.profile == POLYKV_PROFILE_AUTO ? " (" + layer_profiles(info) + ")" : "";
+    std::printf("%s: %llu tokens in %s as %s%s%s\n", one_line(title).c_str(),
                 static_cast<unsigned long long>(info.token_count),
                 human_bytes(info.stored_bytes).c_str(), polykv_profile_name(info.profile),
+                layers.c_str(),
                 was_computed ? format(", %.1f s", seconds.count()).c_str() : ", was there already");
   }
   return Status::ok();

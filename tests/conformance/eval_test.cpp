@@ -77,6 +77,24 @@ TEST_CASE("attending to the packed context costs a model what decoding it costs"
   CHECK(baseline.errors.find("q8_0 has no packed form") != std::string::npos);
 }
 
+TEST_CASE("with hostile keys auto stays close where the cheapest profile is far off") {
+  const ProgramRun run = run_eval({"--windows", "1", "--context", "512", "--targets", "64",
+                                   "--json", "--hostile", "300", "--profiles", "k4v3,auto"});
+  INFO(run.errors);
+  REQUIRE(run.exit_code == 0);
+  const nlohmann::json profiles = nlohmann::json::parse(run.output)["profiles"];
+  const nlohmann::json& plain = profiles[0];
+  const nlohmann::json& chosen = profiles[1];
+  CHECK(chosen["kld_mean"] <= 0.01);
+  CHECK(plain["kld_mean"] >= 0.1);
+  CHECK(chosen["bits_per_value"] > plain["bits_per_value"]);
+  CHECK(chosen["certificate"]["worst"] <= 0.1);
+  CHECK(plain["certificate"]["worst"] > 0.1);
+  CHECK(chosen["certificate"]["layers"].size() == 30);
+  CHECK(chosen["layer_profiles"]["exact"] > 0);
+  CHECK(chosen["layer_profiles"]["k5v4"] > 0);
+}
+
 TEST_CASE("the baselines' arithmetic is the published one") {
   float block[eval::kBaselineBlock];
   float out[eval::kBaselineBlock];

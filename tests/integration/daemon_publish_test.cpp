@@ -78,6 +78,41 @@ TEST_CASE("segments are reserved in order, one at a time, within the document") 
   CHECK(client.reserve(ticket, 0, 300).code() == POLYKV_OK);
 }
 
+TEST_CASE("what a producer chose decides a reservation's size, and is checked") {
+  DaemonProcess daemon;
+  RawClient client(daemon.socket_path());
+  TestDocument document;
+  document.profile = Profile::automatic;
+  const wire::Handle ticket = client.become_producer(document);
+  const auto reserve = [&](uint32_t rows, const std::vector<uint8_t>& profiles) {
+    flatbuffers::FlatBufferBuilder builder;
+    const auto body =
+        wire::CreateSegmentReserveDirect(builder, &ticket, 0, 256, rows, true, &profiles);
+    return client.receive(client.send(builder, body));
+  };
+  CHECK(reserve(0, {}).code() == POLYKV_ERR_INVALID_ARGUMENT);
+  CHECK(reserve(0, {5}).code() == POLYKV_ERR_INVALID_ARGUMENT);
+  CHECK(reserve(0, {5, 5, 5}).code() == POLYKV_ERR_INVALID_ARGUMENT);
+  CHECK(reserve(0, {5, 8}).code() == POLYKV_ERR_UNSUPPORTED);
+  CHECK(reserve(0, {2, 5}).code() == POLYKV_ERR_UNSUPPORTED);
+  CHECK(reserve(0, {5, 255}).code() == POLYKV_ERR_UNSUPPORTED);
+  CHECK(reserve(kMaxChosenExactRows + 1, {5, 5}).code() == POLYKV_ERR_LIMIT);
+  const Reply reserved = reserve(2, {5, 1});
+  REQUIRE(reserved.code() == POLYKV_OK);
+  SegmentSpec spec = test_spec(document.model, Profile::automatic, 256);
+  spec.layer_profiles = {Profile::k5v4, Profile::exact};
+  spec.chosen_exact_rows = 2;
+  spec.has_certificate = true;
+  CHECK(reserved.as<wire::SegmentReserved>().size_bytes() == take(segment_size_bytes(spec)));
+
+  const TestDocument other;  // of one profile
+  const wire::Handle second = client.become_producer(other);
+  const std::vector<uint8_t> profiles(2, 3);
+  flatbuffers::FlatBufferBuilder builder;
+  const auto body = wire::CreateSegmentReserveDirect(builder, &second, 0, 256, 0, false, &profiles);
+  CHECK(client.receive(client.send(builder, body)).code() == POLYKV_ERR_INVALID_ARGUMENT);
+}
+
 TEST_CASE("a reservation tells size and digests, and its memory is there and fixed in size") {
   DaemonProcess daemon;
   RawClient client(daemon.socket_path());

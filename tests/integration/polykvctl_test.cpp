@@ -160,6 +160,44 @@ TEST_CASE("an unknown document exits with 3 and says where to look") {
       contains(tool.failure(POLYKV_ERR_INVALID_ARGUMENT, {"show", "a", "--codec", "zip"}), "zip"));
 }
 
+TEST_CASE("show tells a document's certificate and its layers' profiles, and ls what auto chose") {
+  const DaemonProcess daemon;
+  const Tool tool(daemon.socket_path());
+  client::Session session = connect_to(daemon.socket_path());
+  SyntheticDocument document(300);
+  document.layers = {{1, 64, 64, 0}, {1, 20, 20, 0}};
+  document.profile = POLYKV_PROFILE_AUTO;
+  client::Publisher publisher = document.become_producer(session, "judged");
+  REQUIRE(document.examine_all(publisher, 300).ok());
+  document.publish_segment(publisher, 300);
+  REQUIRE(publisher.finish().ok());
+
+  const Json shown = tool.json({"show", "judged"})["document"];
+  CHECK(shown["profile"] == "auto");
+  const Json& layers = shown["model_details"]["layers"];
+  CHECK(layers[1]["profile"] == "k8v8");
+  CHECK(layers[1]["certificate"]["query_count"] == 2);
+  const double first = layers[0]["certificate"]["relative_error"];
+  const double second = layers[1]["certificate"]["relative_error"];
+  CHECK(shown["certificate"]["relative_error_worst"] == std::max(first, second));
+  CHECK(shown["certificate"]["relative_error_mean"].get<double>() == Approx((first + second) / 2));
+  const std::string profiles = shown["layer_profiles"];
+  CHECK(contains(profiles, "1 k8v8"));
+  const std::string text = tool({"show", "judged"}).output;
+  CHECK(contains(text, "auto (" + profiles + ")"));
+  CHECK(contains(text, "relative error of attention: "));
+  CHECK(contains(tool({"ls"}).output, "auto (" + profiles + ")"));
+  CHECK(tool.json({"ls"})["documents"][0]["certificate"] == shown["certificate"]);
+
+  // Without queries there is none.
+  SyntheticDocument plain(300, 2);
+  plain.publish(session, "plain");
+  const Json other = tool.json({"show", "plain"})["document"];
+  CHECK(other["certificate"].is_null());
+  CHECK(other["layer_profiles"] == "2 exact");
+  CHECK(!contains(tool({"show", "plain"}).output, "certificate"));
+}
+
 TEST_CASE("ls, show, verify, status and rm tell about a published document") {
   const DaemonProcess daemon;
   const Tool tool(daemon.socket_path());

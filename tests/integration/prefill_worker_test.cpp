@@ -13,6 +13,7 @@
 
 #include "daemon/prefill/model/model.h"
 #include "daemon/prefill/transformer/transformer.h"
+#include "kernels/certificate.h"
 #include "tests/support/gguf_builder.h"
 #include "tests/support/ingest_bench.h"
 
@@ -168,6 +169,42 @@ TEST_CASE("a document's K and V are those of the model, in every profile") {
     }
   }
   CHECK(prefilled_tokens(bench) == before + 5 * kTokens);
+}
+
+TEST_CASE("a worker certifies what it encodes, and auto keeps every layer within the threshold") {
+  const Bench& bench = shared_bench();
+  for (const auto profile : {Profile::k4v3, Profile::automatic}) {
+    INFO(profile_name(profile));
+    lib::IngestRequest request;
+    request.profile = profile;
+    // A segment of 4,096 tokens, and one that is shorter than the queries that are kept.
+    const IngestResult lease = bench.ingest(request, text_of(4100));
+    REQUIRE(message_of(lease) == "");
+    CHECK((*lease)->verify().is_ok());
+    const lib::DocumentRecord& document = (*lease)->document();
+    CHECK(document.profile == profile);
+    REQUIRE(document.segment_count == 2);
+    for (const lib::LayerQuality& layer : document.layers) {
+      CHECK((layer.query_count == 4 || layer.query_count == kCertificateQueries));
+      CHECK(layer.relative_error > 0);
+      if (profile == Profile::automatic) {
+        CHECK(layer.relative_error <= kCertificateThreshold);
+        CHECK((layer.profiles & 1U << static_cast<uint32_t>(Profile::k4v3)) == 0);
+      }
+    }
+  }
+  // Extended, each new segment is judged by itself.
+  lib::IngestRequest request;
+  request.profile = Profile::automatic;
+  request.name = "judged";
+  REQUIRE(message_of(bench.ingest(request, text_of(700))) == "");
+  lib::IngestRequest extension;
+  extension.profile = Profile::any;
+  extension.extend_name = "judged";
+  const IngestResult longer = bench.ingest(extension, "and so on");
+  REQUIRE(message_of(longer) == "");
+  CHECK((*longer)->document().profile == Profile::automatic);
+  CHECK((*longer)->document().segment_count == 2);
 }
 
 TEST_CASE("what stands before a text is BOS, the chat's head, and the caller's own text") {
@@ -356,7 +393,7 @@ TEST_CASE("documents that the model cannot take are refused, and say why") {
   CHECK(contains(message_of(too_long), "100"));
   CHECK(message_of(bench.ingest(text_of(100))) == "");
   lib::IngestRequest request;
-  request.profile = static_cast<Profile>(8);
+  request.profile = static_cast<Profile>(9);
   CHECK(bench.ingest(request, "hello").status().code() == POLYKV_ERR_INVALID_ARGUMENT);
 }
 

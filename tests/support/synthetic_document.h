@@ -77,6 +77,26 @@ struct SyntheticDocument {
     return std::monostate();
   }
 
+  /// Has the layers of the next segment judged by two queries of two heads a kv_head.
+  client::Result<> examine_all(client::Publisher& publisher, uint64_t count) const {
+    const uint64_t first = publisher.next_token();
+    for (uint32_t layer = 0; layer < layers.size(); ++layer) {
+      const std::vector<float> k = values(false, layer, first, count);
+      const std::vector<float> v = values(true, layer, first, count);
+      client::KvSource source;
+      source.k = k.data();
+      source.v = v.data();
+      client::LayerQueries queries;
+      queries.query_count = 2;
+      queries.head_count = 2 * layers[layer].kv_head_count;
+      const std::vector<float> q(size_t{2} * queries.head_count * layers[layer].k_head_dim, 0.1F);
+      queries.q = q.data();
+      if (auto examined = publisher.examine_layer(count, layer, source, queries); !examined)
+        return examined;
+    }
+    return std::monostate();
+  }
+
   /// The next segment of a publisher; 0: as long as the library chooses.
   void publish_segment(client::Publisher& publisher, uint64_t token_count = 0) const {
     const uint64_t first = publisher.next_token();

@@ -7,6 +7,8 @@
 #include <sys/wait.h>
 
 #include <catch2/catch.hpp>
+#include <cmath>
+#include <limits>
 
 #include "common/mapping.h"
 #include "tests/support/segments.h"
@@ -72,6 +74,40 @@ TEST_CASE("an honest segment is sealed and comes back read-only") {
   CHECK((info.st_mode & 0777) == 0400);
   constexpr int kAll = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
   CHECK((fcntl(fd, F_GET_SEALS) & kAll) == kAll);
+}
+
+TEST_CASE(
+    "a sealed segment tells its layers' profiles and certificates, and none that is no number") {
+  for (const float error : {0.25F, 0.0F, std::numeric_limits<float>::quiet_NaN(),
+                            std::numeric_limits<float>::infinity(), -0.5F}) {
+    Reservation reservation;
+    SegmentPromise& promise = reservation.promise;
+    promise.spec.has_certificate = true;
+    promise.size_bytes = *segment_size_bytes(promise.spec);
+    auto allocated = allocate_segment(promise.size_bytes);
+    REQUIRE(allocated.is_ok());
+    reservation.memfd = std::move(*allocated);
+    {
+      Mapping mapping = reservation.map();
+      const SegmentContents contents{*promise.document_tokens, promise.parent, promise.digests,
+                                     PrefixTreatment::none};
+      auto writer = SegmentWriter::create(promise.spec, contents, mapping.writable_bytes());
+      REQUIRE(writer.is_ok());
+      REQUIRE(writer->encode_layer(0, reservation.values[0].source()).is_ok());
+      REQUIRE(writer->set_certificate(0, error, 16).is_ok());
+      REQUIRE(writer->finish().is_ok());
+    }
+    const auto sealed = seal_and_verify(reservation.memfd.get(), promise);
+    if (!(error >= 0 && std::isfinite(error))) {
+      CHECK(sealed.status().code() == POLYKV_ERR_CORRUPT);
+      continue;
+    }
+    REQUIRE(sealed.is_ok());
+    REQUIRE(sealed->layers.size() == 1);
+    CHECK(sealed->layers[0].profiles == 1U << static_cast<uint32_t>(Profile::k8v8));
+    CHECK(sealed->layers[0].query_count == 16);
+    CHECK(sealed->layers[0].relative_error == error);
+  }
 }
 
 TEST_CASE("a reader can neither write, truncate, map writable nor protect writable") {

@@ -177,12 +177,12 @@ TEST_CASE("a plan refuses what no segment can be") {
 }
 
 TEST_CASE("a profile without a codec is refused by number") {
-  const auto unknown = static_cast<Profile>(8);
+  const auto unknown = static_cast<Profile>(9);
   CHECK(codec_for(unknown) == nullptr);
   const Result<uint64_t> size = segment_size_bytes(sample_spec(unknown));
   REQUIRE(!size.is_ok());
   CHECK(size.status().code() == POLYKV_ERR_UNSUPPORTED);
-  CHECK(size.status().message().find("'unknown' (8)") != std::string::npos);
+  CHECK(size.status().message().find("'unknown' (9)") != std::string::npos);
 }
 
 TEST_CASE("rotated K and V are of multiples of 16, and the profile says so") {

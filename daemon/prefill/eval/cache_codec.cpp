@@ -15,15 +15,35 @@ Strides strides_of(const KvCache& cache) {
   return {static_cast<int64_t>(cache.head_stride()), static_cast<int64_t>(cache.token_stride()), 1};
 }
 
-/// The document as one segment: encoded, and decoded unless it goes to `packed`.
+/// How a producer would encode each layer.
+Result<std::vector<LayerChoice>> examine(const Method& method, const ModelIdentity& identity,
+                                         const KvCache& source, const LastQueries& queries,
+                                         uint32_t token_count) {
+  std::vector<LayerChoice> choices;
+  for (uint32_t layer = 0; layer < source.layer_count(); ++layer) {
+    const Strides strides = strides_of(source);
+    POLYKV_ASSIGN_OR_RETURN(
+        LayerChoice choice,
+        examine_layer(
+            {identity.layers[layer], identity.source_dtype, method.profile, 0, token_count},
+            {Dtype::f32, source.k(layer), strides, source.v(layer), strides},
+            queries.of(layer, 0)));
+    choices.push_back(std::move(choice));
+  }
+  return choices;
+}
+
+/// The document as one segment: encoded, and decoded unless it goes to `packed`. Gives its bytes.
 Result<uint64_t> pass_through_segment(const Method& method, const ModelIdentity& identity,
-                                      const KvCache& source, uint32_t token_count, KvCache& target,
+                                      const KvCache& source, std::span<const LayerChoice> choices,
+                                      uint32_t token_count, KvCache& target,
                                       std::optional<SegmentPrefix>* packed) {
   SegmentSpec spec;
   spec.identity = identity;
   spec.profile = method.profile;
   spec.token_count = token_count;
   spec.digest_count = segment_digest_count(0, token_count, true);
+  apply_choices(choices, spec);
   POLYKV_ASSIGN_OR_RETURN(const uint64_t size_bytes, segment_size_bytes(spec));
   SegmentBytes bytes(static_cast<uint8_t*>(std::aligned_alloc(kSegmentPageBytes, size_bytes)));
   if (bytes == nullptr) {
@@ -40,7 +60,8 @@ Result<uint64_t> pass_through_segment(const Method& method, const ModelIdentity&
   const Strides from = strides_of(source);
   for (uint32_t layer = 0; layer < source.layer_count(); ++layer) {
     POLYKV_RETURN_IF_ERROR(
-        writer.encode_layer(layer, {Dtype::f32, source.k(layer), from, source.v(layer), from}));
+        writer.encode_layer(layer, {Dtype::f32, source.k(layer), from, source.v(layer), from},
+                            choices[layer].exact_tokens));
   }
   POLYKV_RETURN_IF_ERROR(writer.finish());
   POLYKV_ASSIGN_OR_RETURN(const SegmentView view, SegmentView::open({bytes.get(), size_bytes}));
@@ -78,7 +99,8 @@ void pass_through_baseline(const Baseline& baseline, const KvCache& source, uint
 Result<Method> method_from_name(const std::string& name) {
   if (const auto baseline = baseline_from_name(name)) return Method{name, Profile::any, baseline};
   const auto profile = profile_from_name(name);
-  if (profile && codec_for(*profile) != nullptr) return Method{name, *profile, std::nullopt};
+  if (profile && (*profile == Profile::automatic || codec_for(*profile) != nullptr))
+    return Method{name, *profile, std::nullopt};
   std::string known;
   for (const std::string& other : all_method_names()) known += (known.empty() ? "" : ", ") + other;
   return {POLYKV_ERR_INVALID_ARGUMENT,
@@ -86,14 +108,15 @@ Result<Method> method_from_name(const std::string& name) {
 }
 
 std::vector<std::string> all_method_names() {
-  return {"q8_0", "q5_0", "q4_0", "paper-k8v3", "k8v8", "k6v5", "k5v4", "k8v3", "k4v3"};
+  return {"q8_0", "q5_0", "q4_0", "paper-k8v3", "k8v8", "k6v5", "k5v4", "k8v3", "k4v3", "auto"};
 }
 
-Result<double> pass_through_method(const Method& method, const ModelIdentity& identity,
-                                   const KvCache& source, uint32_t token_count, KvCache& target,
-                                   std::optional<SegmentPrefix>* packed) {
+Result<PassedThrough> pass_through_method(const Method& method, const ModelIdentity& identity,
+                                          const KvCache& source, const LastQueries& queries,
+                                          uint32_t token_count, KvCache& target,
+                                          std::optional<SegmentPrefix>* packed) {
   target.set_token_count(0);
-  double bits_per_value = 0;
+  PassedThrough result;
   if (method.baseline) {
     assert(packed == nullptr);
     if (source.head_dim() % kBaselineBlock != 0) {
@@ -102,17 +125,18 @@ Result<double> pass_through_method(const Method& method, const ModelIdentity& id
                      kBaselineBlock, source.head_dim())};
     }
     pass_through_baseline(*method.baseline, source, token_count, target);
-    bits_per_value = method.baseline->bits_per_value;
+    result.bits_per_value = method.baseline->bits_per_value;
   } else {
+    POLYKV_ASSIGN_OR_RETURN(result.layers, examine(method, identity, source, queries, token_count));
     POLYKV_ASSIGN_OR_RETURN(
         const uint64_t size_bytes,
-        pass_through_segment(method, identity, source, token_count, target, packed));
+        pass_through_segment(method, identity, source, result.layers, token_count, target, packed));
     const double values =
         2.0 * source.layer_count() * source.kv_head_count() * source.head_dim() * token_count;
-    bits_per_value = static_cast<double>(size_bytes) * 8 / values;
+    result.bits_per_value = static_cast<double>(size_bytes) * 8 / values;
   }
   if (packed == nullptr) target.set_token_count(token_count);
-  return bits_per_value;
+  return result;
 }
 
 }  // namespace polykv::eval

@@ -9,6 +9,7 @@
 #include "daemon/prefill/eval/attend_segment.h"
 #include "daemon/prefill/eval/baselines.h"
 #include "daemon/prefill/transformer/kv_cache.h"
+#include "daemon/prefill/transformer/last_queries.h"
 #include "include/internal/geometry.h"
 
 namespace polykv::eval {
@@ -22,11 +23,16 @@ struct Method {
 Result<Method> method_from_name(const std::string& name);
 std::vector<std::string> all_method_names();
 
+struct PassedThrough {
+  double bits_per_value = 0;        // of K and V, everything counted that is stored
+  std::vector<LayerChoice> layers;  // as a producer would have them; none of a baseline
+};
 /// The first `token_count` tokens of `source` as `method` keeps them, into `target`, whose token
-/// count becomes that. Gives the bits per value of K and V, everything counted that is stored. With `packed`, for profiles alone, the target
+/// count becomes that. `queries`: of the last of these tokens. With `packed`, for profiles alone, the target
 /// stays empty, and the tokens are there instead as a model can attend to them.
-Result<double> pass_through_method(const Method& method, const ModelIdentity& identity,
-                                   const KvCache& source, uint32_t token_count, KvCache& target,
-                                   std::optional<SegmentPrefix>* packed = nullptr);
+Result<PassedThrough> pass_through_method(const Method& method, const ModelIdentity& identity,
+                                          const KvCache& source, const LastQueries& queries,
+                                          uint32_t token_count, KvCache& target,
+                                          std::optional<SegmentPrefix>* packed = nullptr);
 
 }  // namespace polykv::eval

@@ -32,6 +32,7 @@ PositionScore score(std::span<const float> want, std::span<const float> got, uin
   const double next_difference =
       static_cast<double>(want[next_id]) - static_cast<double>(got[next_id]);
   result.loss_change = next_difference - (want_sum - got_sum);
+  result.loss = want_sum - static_cast<double>(want[next_id]);
   result.same_top = top(want) == top(got);
   return result;
 }
@@ -63,11 +64,13 @@ Summary summarise(std::span<const PositionScore> scores) {
   Summary summary;
   std::vector<double> divergences;
   double loss_change = 0;
+  double loss = 0;
   for (const PositionScore& position : scores) {
     divergences.push_back(position.kld);
     summary.kld_mean += position.kld / count;
     summary.top1 += (position.same_top ? 1 : 0) / count;
     loss_change += position.loss_change / count;
+    loss += position.loss / count;
   }
   double variance = 0;
   for (const PositionScore& position : scores) {
@@ -80,6 +83,7 @@ Summary summarise(std::span<const PositionScore> scores) {
   };
   summary.kld_median = quantile(0.5);
   summary.kld_p999 = quantile(0.999);
+  summary.ppl_exact = std::exp(loss);
   summary.ppl_change_percent = 100 * std::expm1(loss_change);
   // The change is close to the change of the mean loss, and its error to that of the mean.
   summary.ppl_stderr = 100 * std::exp(loss_change) * std::sqrt(variance / count);

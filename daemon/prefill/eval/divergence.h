@@ -11,6 +11,7 @@ namespace polykv::eval {
 struct PositionScore {
   double kld = 0;          // nats: of `got` from `want`
   double loss_change = 0;  // nats: -log p(token) of `got` minus that of `want`
+  double loss = 0;         // nats: -log p(token) of `want`
   bool same_top = false;   // the most probable token is the same
 };
 
@@ -25,6 +26,7 @@ struct Summary {
   double kld_p999 = 0;  // 99.9 % of the positions are at most this
   double top1 = 0;      // fraction of the positions
   double ppl_change_percent = 0;
+  double ppl_exact = 0;   // with the uncompressed cache
   double ppl_stderr = 0;  // of the change, in per cent
 };
 /// At least one position.

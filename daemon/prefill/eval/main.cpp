@@ -12,6 +12,7 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <thread>
 
 #include "common/fd.h"
@@ -47,14 +48,32 @@ Result<std::string> read_text(const std::string& path) {
   return std::string{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
+double mean(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+/// "25 k5v4, 5 k8v8": of a layer of every window.
+std::string layers_of(const MethodResult& result) {
+  std::string text;
+  for (const auto& [profile, count] : result.layer_counts)
+    text += format("%s%u %s", text.empty() ? "" : ", ", count, profile_name(profile));
+  return text;
+}
+
 void print_table(const std::vector<MethodResult>& results) {
-  std::printf("%-11s %11s %11s %11s %11s %8s %20s\n", "profile", "bits/value", "KLD mean", "median",
-              "99.9 %", "top-1", "PPL change");
+  std::printf("uncompressed perplexity %.3f\n", results.front().summary.ppl_exact);
+  std::printf("%-11s %11s %11s %11s %11s %8s %20s %19s\n", "profile", "bits/value", "KLD mean",
+              "median", "99.9 %", "top-1", "PPL change", "certificate (worst)");
   for (const MethodResult& result : results) {
     const Summary& s = result.summary;
-    std::printf("%-11s %11.3f %11.6f %11.6f %11.4f %6.1f %% %+9.3f +- %.3f %%\n",
+    std::printf("%-11s %11.3f %11.6f %11.6f %11.4f %6.1f %% %+9.3f +- %.3f %%",
                 result.method.name.c_str(), result.bits_per_value, s.kld_mean, s.kld_median,
                 s.kld_p999, 100 * s.top1, s.ppl_change_percent, s.ppl_stderr);
+    if (!result.certificate.empty())
+      std::printf(" %9.4f (%.4f)", mean(result.certificate), result.certificate_worst);
+    if (result.method.profile == Profile::automatic)
+      std::printf("  layers: %s", layers_of(result).c_str());
+    std::printf("\n");
   }
 }
 
@@ -69,7 +88,15 @@ void print_json(const std::vector<MethodResult>& results, uint64_t context_value
                         {"kld_p999", s.kld_p999},
                         {"top1", s.top1},
                         {"ppl_change_percent", s.ppl_change_percent},
-                        {"ppl_stderr", s.ppl_stderr}});
+                        {"ppl_stderr", s.ppl_stderr},
+                        {"ppl_exact", s.ppl_exact}});
+    if (result.certificate.empty()) continue;
+    auto layers = nlohmann::ordered_json::object();
+    for (const auto& [profile, count] : result.layer_counts) layers[profile_name(profile)] = count;
+    profiles.back()["certificate"] = {{"mean", mean(result.certificate)},
+                                      {"worst", result.certificate_worst},
+                                      {"layers", result.certificate}};
+    profiles.back()["layer_profiles"] = layers;
   }
   const nlohmann::ordered_json report = {{"context_values", context_values},
                                          {"profiles", profiles}};
@@ -128,6 +155,10 @@ int main(int argument_count, char** argument_values) {
   app.add_option("--through", through, "how the scored tokens read the context: decode or attend")
       ->check(CLI::IsMember({"decode", "attend"}))
       ->capture_default_str();
+  app.add_option(
+         "--hostile", arguments.protocol.hostile_factor,
+         "give the model key biases of so many standard deviations, and a sink in the middle")
+      ->check(CLI::Range(0.0, 1e6));
   app.add_option("--threads", arguments.thread_count, "threads")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();

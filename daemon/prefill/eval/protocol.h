@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -19,12 +20,17 @@ struct Protocol {
   uint32_t context_tokens = 2048;  // prefilled and passed through the method, as one segment
   uint32_t target_tokens = 512;    // scored, with their own exact K and V
   bool attends = false;  // to the packed context, in place; otherwise the targets see it decoded
+  double hostile_factor = 0;  // see HostileKeys; 0: the model as it is
 };
 
 struct MethodResult {
   Method method;
-  double bits_per_value = 0;  // of a window's cache, everything counted
-  Summary summary;            // over the targets of all windows
+  double bits_per_value = 0;        // of a cache, everything counted; the mean of the windows
+  Summary summary;                  // over the targets of all windows
+  std::vector<double> certificate;  // [layer]: relative errors, the mean of the windows; none of a
+                                    // baseline
+  double certificate_worst = 0;     // of any layer in any window
+  std::map<Profile, uint32_t> layer_counts;  // with which profile; of all windows
 };
 
 /// Called after each method of each window.

@@ -199,8 +199,10 @@ Status Transformer::State::run_chunk(std::span<const uint32_t> ids, KvCache& cac
                                      size_t wanted_rows, const ForwardOptions& options) {
   const size_t row_count = ids.size();
   const uint32_t first_key = cache.token_count();
+  const uint32_t first_position =
+      first_key + (options.prefix != nullptr ? options.prefix->token_count() : 0);
   embed(ids);
-  turn_to(first_key + (options.prefix != nullptr ? options.prefix->token_count() : 0), row_count);
+  turn_to(first_position, row_count);
   for (uint32_t i = 0; i < config.layer_count; ++i) {
     if (options.between_layers && !options.between_layers()) return cancelled(cache);
     const WeightsLayout::Layer& layer = weights->layout().layers[i];
@@ -208,7 +210,12 @@ Status Transformer::State::run_chunk(std::span<const uint32_t> ids, KvCache& cac
     multiply_transposed(normed.data(), at(layer.qkv), qkv.data(), static_cast<int64_t>(row_count),
                         static_cast<int64_t>(sizes.qkv), static_cast<int64_t>(sizes.embedding),
                         Store::overwrite);
+    float* k = &qkv[sizes.heads];
+    const LayerRows projected = {
+        i, first_position, row_count, sizes.qkv, qkv.data(), k, k + (sizes.qkv - sizes.heads) / 2};
+    if (options.before_rope) options.before_rope(projected);
     rotate_and_store(row_count, cache, i);
+    if (options.after_rope) options.after_rope(projected);
 
     const bool is_last_layer = i + 1 == config.layer_count;
     if (is_last_layer && wanted_rows == 0) break;

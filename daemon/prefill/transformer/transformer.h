@@ -19,6 +19,17 @@
 
 namespace polykv {
 
+/// Q, K and V of a chunk's rows in one layer, in the middle of a forward(). Borrowed.
+struct LayerRows {
+  uint32_t layer = 0;
+  uint32_t first_position = 0;  // of the first row
+  size_t row_count = 0;
+  size_t stride = 0;   // floats between two rows
+  float* q = nullptr;  // [row, head * head_dim]
+  float* k = nullptr;  // [row, kv_head * head_dim]
+  float* v = nullptr;  // [row, kv_head * head_dim]
+};
+
 struct ForwardOptions {
   uint32_t chunk_tokens =
       512;  // rows that go through a layer together; results do not depend on it beyond rounding
@@ -30,6 +41,10 @@ struct ForwardOptions {
   std::function<bool()> between_layers;
   /// Tokens in front of the cache's, which then holds what follows them; null: none. Borrowed.
   const Prefix* prefix = nullptr;
+  /// In each layer of each chunk, before the rotation and behind it. May change the rows; what the
+  /// cache holds was changed before the rotation.
+  std::function<void(const LayerRows&)> before_rope;
+  std::function<void(const LayerRows&)> after_rope;
 };
 
 /// What a prefill allocates, before it starts. The caller compares it with its limit.

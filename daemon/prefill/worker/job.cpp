@@ -53,10 +53,7 @@ JobResult Job::run() {
 }
 
 Status Job::run_steps() {
-  POLYKV_ASSIGN_OR_RETURN(codec_, require_codec(profile_));
-  for (const LayerGeometry& layer : model_.identity().layers) {
-    POLYKV_RETURN_IF_ERROR(codec_->check_geometry(codec_->profile, layer));
-  }
+  POLYKV_RETURN_IF_ERROR(check_profile(profile_, model_.identity().layers));
   POLYKV_RETURN_IF_ERROR(keep_alive(POLYKV_INGEST_TOKENIZING, 0));
   POLYKV_ASSIGN_OR_RETURN(ids_, has_text_ ? read_ids() : read_id_list());
   if (extends_) POLYKV_RETURN_IF_ERROR(read_base());
@@ -64,7 +61,9 @@ Status Job::run_steps() {
   result_.digest = chain_digests(chain_root(model_.identity()), ids_).back();
 
   const auto token_count = static_cast<uint32_t>(ids_.size());
-  const MemoryEstimate estimate = model_.estimate(token_count, kChunkOfPrefill);
+  MemoryEstimate estimate = model_.estimate(token_count, kChunkOfPrefill);
+  estimate.scratch_bytes += LastQueries::size_bytes(model_.config()) +
+                            examination_bytes(estimate.kv_cache_bytes, token_count);
   memory_bytes_ = estimate.total_bytes();
   POLYKV_RETURN_IF_ERROR(keep_alive(POLYKV_INGEST_TOKENIZING, 0));
 
@@ -261,7 +260,9 @@ Status Job::prefill(lib::Publisher& publisher) {
     if (lost.is_ok()) lost = publisher.progress(position);
     return lost.is_ok();
   };
+  LastQueries queries(model_.config());
   ForwardOptions options;
+  options.after_rope = [&](const LayerRows& rows) { queries.keep(rows); };
   options.chunk_tokens = kChunkOfPrefill;
   options.progress = [&](uint32_t tokens_done, uint32_t) {
     position = tokens_done;
@@ -280,17 +281,32 @@ Status Job::prefill(lib::Publisher& publisher) {
         ids.subspan(cache.token_count(), end - cache.token_count()), cache, {}, options);
     POLYKV_RETURN_IF_ERROR(lost);
     POLYKV_RETURN_IF_ERROR(computed);
-    const uint64_t first = publisher.next_token();
-    POLYKV_ASSIGN_OR_RETURN(const std::unique_ptr<lib::OpenSegment> segment,
-                            publisher.begin_segment(end - first));
-    POLYKV_RETURN_IF_ERROR(encode_segment(*segment, cache, limits_.thread_count));
-    POLYKV_RETURN_IF_ERROR(segment->commit());
+    POLYKV_RETURN_IF_ERROR(
+        publish_segment(publisher, cache, queries, end - publisher.next_token()));
   }
   return publisher.finish();
 }
 
+Status Job::publish_segment(lib::Publisher& publisher, const KvCache& cache,
+                            const LastQueries& queries, uint64_t token_count) {
+  POLYKV_RETURN_IF_ERROR(
+      examine_segment(publisher, cache, queries, token_count, limits_.thread_count));
+  POLYKV_ASSIGN_OR_RETURN(const std::unique_ptr<lib::OpenSegment> segment,
+                          publisher.begin_segment(token_count));
+  POLYKV_RETURN_IF_ERROR(encode_segment(*segment, cache, limits_.thread_count));
+  return segment->commit();
+}
+
+/// Each thread tries the encoding of a layer; at worst of all its K and V in fp32.
+uint64_t Job::examination_bytes(uint64_t kv_cache_bytes, uint64_t token_count) const {
+  const uint64_t segment_tokens =
+      is_single_segment(profile_) ? token_count : std::min(token_count, lib::kSegmentTokens);
+  return kv_cache_bytes / token_count * segment_tokens / model_.config().layer_count *
+         limits_.thread_count;
+}
+
 uint64_t Job::segment_end(const lib::Publisher& publisher) const {
-  if (codec_->single_segment_only) return ids_.size();
+  if (is_single_segment(profile_)) return ids_.size();
   return std::min<uint64_t>(publisher.next_token() + lib::kSegmentTokens, ids_.size());
 }
 

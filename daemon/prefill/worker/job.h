@@ -8,6 +8,7 @@
 
 #include "common/fd.h"
 #include "common/result.h"
+#include "daemon/prefill/transformer/last_queries.h"
 #include "daemon/prefill/worker/free_memory.h"
 #include "daemon/prefill/worker/prefill_model.h"
 #include "kernels/codec.h"
@@ -51,6 +52,9 @@ class Job {
   Status read_base();
   Status take_prefix(lib::Publisher& publisher, KvCache& cache);
   Status prefill(lib::Publisher& publisher);
+  Status publish_segment(lib::Publisher& publisher, const KvCache& cache,
+                         const LastQueries& queries, uint64_t token_count);
+  uint64_t examination_bytes(uint64_t kv_cache_bytes, uint64_t token_count) const;
   uint64_t segment_end(const lib::Publisher& publisher) const;
 
   Status report(polykv_ingest_phase phase, uint64_t tokens_done);
@@ -75,7 +79,6 @@ class Job {
   UniqueFd input_;                     // text or token list
   UniqueFd before_;
 
-  const Codec* codec_ = nullptr;
   std::vector<uint32_t> ids_;
   uint64_t base_tokens_ = 0;  // of these, of the document that is extended
   uint64_t memory_bytes_ = 0;

@@ -13,8 +13,11 @@ namespace polykv::lib {
 
 namespace {
 
-// Below this a range is not worth a thread, nor its partial result the joining.
-constexpr uint64_t kLeastRangeTokens = 256;
+// Work is cut into more items than there are threads, so that none waits long for the others, but not into ranges that
+// are not worth preparing the queries and joining a partial result, nor into more partial results than this.
+constexpr uint64_t kItemsOfThread = 4;
+constexpr uint64_t kLeastRangeTokens = 512;
+constexpr uint64_t kMostPartialValues = uint64_t{1} << 24;
 constexpr uint32_t kMostThreads = 256;
 // Query rows of all heads: more than any model's prefill chunk, and no size computed from them overflows.
 constexpr uint64_t kMostRows = uint64_t{1} << 24;
@@ -24,7 +27,9 @@ Status wrong(uint32_t layer, const std::string& what) {
 }
 
 Status beyond_fp32(uint32_t layer) {
-  return wrong(layer, "a logit or a weighted sum of values is beyond fp32");
+  return wrong(layer,
+               "a logit or a weighted sum of values is beyond fp32 (or a gain in the document is "
+               "no positive number: polykvctl verify)");
 }
 
 Status check(const Lease& lease, uint32_t layer, const AttendRequest& request) {
@@ -102,12 +107,18 @@ class Work {
   Work(const LeasedSegments& segments, uint32_t layer, const LayerGeometry& geometry,
        const AttendRequest& request, const AttendQueries& queries)
       : segments_(segments), layer_(layer), request_(request), queries_(queries) {
-    const uint32_t thread_count = std::min(request.thread_count, kMostThreads);
-    const uint64_t wanted = (thread_count + geometry.kv_head_count - 1) / geometry.kv_head_count;
-    const uint64_t most = std::max<uint64_t>(1, request.token_count / kLeastRangeTokens);
-    range_count_ = std::clamp<uint64_t>(wanted, 1, most);
-    range_tokens_ = (request.token_count + range_count_ - 1) / range_count_;
     const uint32_t rows = request.head_count / geometry.kv_head_count * request.query_count;
+    const uint64_t kv_heads = geometry.kv_head_count;
+    if (request.thread_count > 1) {
+      const uint64_t wanted = kItemsOfThread * std::min(request.thread_count, kMostThreads);
+      const uint64_t least =
+          std::min((wanted + kv_heads - 1) / kv_heads, request.token_count / kLeastRangeTokens);
+      const uint64_t values = kv_heads * rows * geometry.v_head_dim;
+      range_count_ = std::max<uint64_t>(1, std::min(least, kMostPartialValues / values));
+    }
+    // Whole blocks.
+    const uint64_t blocks = (request.token_count + kBlockTokens - 1) / kBlockTokens;
+    range_tokens_ = (blocks + range_count_ - 1) / range_count_ * kBlockTokens;
     parts_.assign(geometry.kv_head_count * range_count_, AttendPart(rows, geometry.v_head_dim));
   }
 
@@ -130,7 +141,8 @@ class Work {
       AttendScratch scratch;
       // Relaxed: it only hands out numbers; the team orders the rest.
       for (size_t item;
-           (item = next_item_.fetch_add(1, std::memory_order_relaxed)) < parts_.size();)
+           (item = next_item_.fetch_add(1, std::memory_order_relaxed)) < parts_.size() &&
+           !is_beyond_fp32_;)
         if (!attend_item(item, scratch).is_ok()) is_beyond_fp32_ = true;
     } catch (const std::bad_alloc&) {
       is_out_of_memory_ = true;

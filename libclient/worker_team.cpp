@@ -12,9 +12,10 @@ WorkerTeam::WorkerTeam() : generation_(process_generation()) {}
 
 WorkerTeam::~WorkerTeam() {
   if (process_generation() != generation_) {
-    // The mutex may be locked by a thread that is not here; neither it nor the handles can be ended.
+    // The mutex may be locked by a thread that is not here, and the handles may by now be those of
+    // the child's own threads.
     static_cast<void>(state_.release());
-    for (std::thread& thread : threads_) thread.detach();
+    static_cast<void>(threads_.release());
     return;
   }
   {
@@ -22,7 +23,7 @@ WorkerTeam::~WorkerTeam() {
     state_->is_ending = true;
   }
   state_->started.notify_all();
-  for (std::thread& thread : threads_) thread.join();
+  for (std::thread& thread : *threads_) thread.join();
 }
 
 void WorkerTeam::help(State& state) {
@@ -45,11 +46,13 @@ void WorkerTeam::start(size_t helper_count) {
   sigset_t all;
   sigset_t before;
   ::sigfillset(&all);
+  // A fault of the thread itself is still the application's to handle.
+  for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP}) ::sigdelset(&all, fault);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    threads_.reserve(helper_count);
-    while (threads_.size() < helper_count)
-      threads_.emplace_back([state = state_.get()] { help(*state); });
+    threads_->reserve(helper_count);
+    while (threads_->size() < helper_count)
+      threads_->emplace_back([state = state_.get()] { help(*state); });
   } catch (const std::exception&) {
     // No more threads, or no memory for them: those that there are do it.
   }
@@ -57,13 +60,14 @@ void WorkerTeam::start(size_t helper_count) {
 }
 
 void WorkerTeam::run(size_t helper_count, const std::function<void()>& work) {
+  if (helper_count == 0) return work();
   const std::unique_lock one_call(one_call_, std::try_to_lock);
-  if (!one_call.owns_lock() || helper_count == 0) return work();
-  if (threads_.size() < helper_count) start(helper_count);
+  if (!one_call.owns_lock()) return work();
+  if (threads_->size() < helper_count) start(helper_count);
   {
     const std::lock_guard lock(state_->mutex);
     ++state_->round;
-    state_->wanted = std::min(helper_count, threads_.size());
+    state_->wanted = std::min(helper_count, threads_->size());
     state_->work = &work;
   }
   state_->started.notify_all();

@@ -41,7 +41,7 @@ class WorkerTeam {
 
   std::mutex one_call_;
   std::unique_ptr<State> state_ = std::make_unique<State>();
-  std::vector<std::thread> threads_;
+  std::unique_ptr<std::vector<std::thread>> threads_ = std::make_unique<std::vector<std::thread>>();
   uint64_t generation_;  // see process.h
 };
 

@@ -45,11 +45,20 @@ POLYKV_INLINE void pack_weights(const float* weights, float most, Weights& out) 
   out.scale = most / kWeightLimit;
 }
 
-POLYKV_INLINE void load_gains(const uint8_t* halves, float* gains) {
+/// False for one that no encoder writes: negative, infinite or no number.
+POLYKV_INLINE bool load_gains(const uint8_t* halves, float* gains) {
+  uint32_t largest = 0;
+#pragma omp simd reduction(max : largest)
+  for (uint32_t i = 0; i < kBlockTokens; ++i) {
+    uint16_t half;
+    __builtin_memcpy(&half, halves + size_t{i} * 2, sizeof half);
+    largest = half > largest ? half : largest;
+  }
   for (uint32_t i = 0; i < kBlockTokens; i += 8) {
     const __m128i eight = _mm_loadu_si128(reinterpret_cast<const __m128i*>(halves + i * 2));
     _mm256_store_ps(gains + i, _mm256_cvtph_ps(eight));
   }
+  return largest < 0x7c00U;
 }
 
 /// Products without their bias.
@@ -58,13 +67,29 @@ POLYKV_INLINE float unbiased(int32_t products, int32_t bias) {
       static_cast<int32_t>(static_cast<uint32_t>(products) - static_cast<uint32_t>(bias)));
 }
 
-/// scores[64] become fp32 logits. False: one is beyond fp32.
+POLYKV_INLINE float tanh_fast(float x) {
+  // Near zero the quotient would be the difference of two numbers close to 1.
+  const float square = x * x;
+  const float series =
+      x + x * square * (-1.0F / 3 + square * (2.0F / 15 - square * (17.0F / 315)));
+  const float quotient = 1 - 2 / (exp_fast(2 * x) + 1);
+  return square < 0.0625F ? series : quotient;
+}
+
+/// scores[64] become fp32 logits. False: one that the row sees is beyond fp32.
 POLYKV_INLINE bool make_logits(const int32_t* products, const float* gains, const PackedQuery& row,
                                float soft_cap, float* scores) {
+#pragma omp simd
+  for (uint32_t i = 0; i < kBlockTokens; ++i)
+    scores[i] = unbiased(products[i], row.bias) * row.scale * gains[i] + row.mean_logit;
+  if (row.unseen != 0) {
+    for (uint32_t i = 0; i < kBlockTokens; ++i) {
+      if ((row.unseen >> i & 1U) != 0) scores[i] = 0;
+    }
+  }
   uint32_t largest = 0;
 #pragma omp simd reduction(max : largest)
   for (uint32_t i = 0; i < kBlockTokens; ++i) {
-    scores[i] = unbiased(products[i], row.bias) * row.scale * gains[i] + row.mean_logit;
     uint32_t bits;
     __builtin_memcpy(&bits, &scores[i], sizeof bits);
     bits &= 0x7fffffffU;
@@ -74,10 +99,8 @@ POLYKV_INLINE bool make_logits(const int32_t* products, const float* gains, cons
   if (largest >= 0x7f800000U) return false;
   if (soft_cap > 0) {
 #pragma omp simd
-    for (uint32_t i = 0; i < kBlockTokens; ++i) {
-      // tanh(x) = 1 - 2 / (exp(2 x) + 1)
-      scores[i] = soft_cap - 2 * soft_cap / (exp_fast(2 * scores[i] / soft_cap) + 1);
-    }
+    for (uint32_t i = 0; i < kBlockTokens; ++i)
+      scores[i] = soft_cap * tanh_fast(scores[i] / soft_cap);
   }
   return true;
 }
@@ -286,8 +309,9 @@ POLYKV_TARGET bool attend_rows(const PackedBlock& block, const PackedQuery* rows
   }
   alignas(64) float k_gains[kBlockTokens];
   alignas(64) float v_gains[kBlockTokens];
-  load_gains(block.bytes + block.k.gains, k_gains);
-  load_gains(block.bytes + block.v.gains, v_gains);
+  if (!load_gains(block.bytes + block.k.gains, k_gains) ||
+      !load_gains(block.bytes + block.v.gains, v_gains))
+    return false;
   Weights weights[Rows];
   for (uint32_t row = 0; row < Rows; ++row) {
     alignas(64) float scores[kBlockTokens];
@@ -332,8 +356,7 @@ POLYKV_TARGET void pack_query(const float* row, uint32_t k_head_dim, int32_t* wo
     largest = magnitude > largest ? magnitude : largest;
   }
   const float step = largest / query_limit(k_head_dim);
-  // Beside a step so small that its inverse is no number all logits are zero.
-  const float factor = step > std::numeric_limits<float>::min() ? 1 / step : 0;
+  const float factor = largest > 0 ? 1 / step : 0;
   int32_t sum = 0;
   const uint32_t quads = k_head_dim / 4;
 #pragma omp simd reduction(+ : sum)

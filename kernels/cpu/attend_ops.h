@@ -38,9 +38,11 @@ struct PackedBlock {
 struct AttendOps {
   const char* name;
   uint32_t v_dim_multiple;  // v_head_dim is one
-  /// Fills words, scale and bias of `query`. row: k_head_dim finite values.
+  /// Fills words, scale and bias of `query`. row: k_head_dim values, the largest of which is zero
+  /// or of a size near 1.
   void (*pack_query)(const float* row, uint32_t k_head_dim, int32_t* words, PackedQuery* query);
-  /// row_count: 1 to kPackedRows. False: a logit is beyond fp32.
+  /// row_count: 1 to kPackedRows. False: a logit is beyond fp32, or a gain is what no encoder
+  /// writes; states and outputs are of no use then.
   bool (*attend_block)(const PackedBlock& block, const PackedQuery* rows, uint32_t row_count);
 };
 

@@ -45,8 +45,7 @@ class PackedHead {
         q_(queries.q + size_t{kv_head} * row_count_ * k_dim_) {}
 
   bool attend(uint64_t first, uint64_t end) {
-    return attend_exact_rows(first, end) && prepare_queries() && attend_blocks(first, end) &&
-           take_in_outputs();
+    return attend_exact_rows(first, end) && attend_packed_rows(first, end);
   }
 
  private:
@@ -80,7 +79,20 @@ class PackedHead {
     for (size_t i = 0; i < count; ++i) out[i] *= scale;
   }
 
-  bool prepare_queries() {
+  bool attend_packed_rows(uint64_t first, uint64_t end) {
+    prepare_queries();
+    if (!attend_blocks(first, end)) return false;
+    take_in_outputs();
+    return true;
+  }
+
+  static int largest_exponent(const float* values, uint32_t count) {
+    float largest = 0;
+    for (uint32_t i = 0; i < count; ++i) largest = std::max(largest, std::abs(values[i]));
+    return largest == 0 ? 0 : std::clamp(std::ilogb(largest), -126, 126);
+  }
+
+  void prepare_queries() {
     AttendScratch& rows = scratch_;
     rows.words.resize(size_t{row_count_} * k_dim_ / 2);
     rows.outputs.assign(size_t{row_count_} * v_dim_, 0.0F);
@@ -96,15 +108,16 @@ class PackedHead {
       if (means != nullptr) {
         for (uint32_t i = 0; i < k_dim_; ++i) query.mean_logit += q[i] * means[i];
       }
-      std::copy(q, q + k_dim_, rotated);
+      // A power of two keeps the rotation and the fixed-point step within fp32.
+      const int exponent = largest_exponent(q, k_dim_);
+      const float power = std::ldexp(1.0F, -exponent);
+      for (uint32_t i = 0; i < k_dim_; ++i) rotated[i] = q[i] * power;
       if (rule_.k.rotated) ops().rotate(rotated, k_dim_, rule_.k);
-      if (!all_finite(rotated, k_dim_)) return false;
       attend_ops_.pack_query(rotated, k_dim_, &rows.words[size_t{row} * k_dim_ / 2], &query);
-      query.scale = std::ldexp(query.scale, layer_.scales.k_gain_exponent);
+      query.scale = std::ldexp(query.scale, exponent + layer_.scales.k_gain_exponent);
       query.state = &rows.states[row];
       query.output = &rows.outputs[size_t{row} * v_dim_];
     }
-    return true;
   }
 
   bool attend_blocks(uint64_t first, uint64_t end) {
@@ -128,7 +141,7 @@ class PackedHead {
     uint64_t unseen = ~bits_between(first < start ? 0 : first - start, end - start);
     const uint32_t* exact_end = layer_.exact_tokens + layer_.exact_row_count;
     for (const uint32_t* exact = std::lower_bound(layer_.exact_tokens, exact_end, start);
-         exact != exact_end && *exact < start + kBlockTokens; ++exact)
+         exact != exact_end && *exact >= start && *exact < start + kBlockTokens; ++exact)
       unseen |= uint64_t{1} << (*exact - start);
     PackedQuery* rows = &scratch_.queries[row];
     const uint32_t count = std::min(kPackedRows, row_count_ - row);
@@ -151,7 +164,7 @@ class PackedHead {
     return attend_ops_.attend_block(packed, rows, count);
   }
 
-  bool take_in_outputs() {
+  void take_in_outputs() {
     AttendScratch& rows = scratch_;
     const float power = std::ldexp(1.0F, layer_.scales.v_gain_exponent);
     for (uint32_t row = 0; row < row_count_; ++row) {
@@ -163,7 +176,6 @@ class PackedHead {
       take_in(rows.states[row], output, v_dim_, part_.states[row],
               &part_.outputs[size_t{row} * v_dim_]);
     }
-    return true;
   }
 
   const AttendOps& attend_ops_;
@@ -194,8 +206,10 @@ const AttendOps* attend_ops() {
 
 const AttendOps* packed_ops_for(const LayerView& layer) {
   if (active_backend() != Backend::cpu || profile_rule(layer.profile) == nullptr) return nullptr;
-  const AttendOps* ops = attend_ops();
-  return ops != nullptr && layer.geometry.v_head_dim % ops->v_dim_multiple == 0 ? ops : nullptr;
+  for (const AttendOps* ops : {attend_ops(), avx2_attend_ops()}) {
+    if (attend_ops() != nullptr && layer.geometry.v_head_dim % ops->v_dim_multiple == 0) return ops;
+  }
+  return nullptr;
 }
 
 bool attend_packed(const AttendOps& attend_ops, const LayerView& layer, uint32_t kv_head,

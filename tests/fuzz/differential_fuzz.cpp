@@ -58,7 +58,8 @@ struct Case {
 
 uint32_t random_dim(Engine& engine, const TensorRule& rule) {
   if (!rule.rotated && chance(engine, 0.3)) return 4 * pick(engine, 1, 40);
-  constexpr uint32_t kDims[] = {16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256, 512};
+  constexpr uint32_t kDims[] = {16,  32,  48,  64,  80,  96,  112,
+                                128, 160, 192, 256, 512, 528, 1024};
   return kDims[pick(engine, 0, std::size(kDims) - 1)];
 }
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
+#include <functional>
 
 namespace polykv::bench {
 
@@ -16,16 +16,18 @@ class Memory {
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
-  /// One pass each; bytes per second. copy and fill count the bytes written.
+  /// One pass each; bytes per second. the others count the bytes written.
   double read() const { return read_with(streams_); }
-  double copy() const;  // memcpy
-  double fill() const;  // non-temporal stores
+  double copy() const;   // memcpy
+  double fill() const;   // non-temporal stores
+  double widen() const;  // reads a byte for each two that it writes past the caches
   /// Streams that a thread reads at once: what was fastest when this was made.
   uint32_t streams() const { return streams_; }
   uint32_t thread_count() const { return thread_count_; }
 
  private:
   double read_with(uint32_t streams) const;
+  double write(const std::function<void(size_t first, size_t bytes)>& part) const;
   uint8_t* part(uint8_t* buffer, uint32_t thread) const {
     return buffer + kYardstickBytes / thread_count_ * thread;
   }

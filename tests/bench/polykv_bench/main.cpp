@@ -22,15 +22,18 @@ void report_bandwidth(const Options& options, Report& report) {
     double read = 0;
     double copy = 0;
     double fill = 0;
+    double widen = 0;
     for (uint32_t i = 0; i < options.rounds; ++i) {
       read = std::max(read, memory.read());
       copy = std::max(copy, memory.copy());
       fill = std::max(fill, memory.fill());
+      widen = std::max(widen, memory.widen());
     }
     const std::string suffix = "_gb_per_s_" + std::to_string(threads) + "_threads";
     report.set(("read" + suffix).c_str(), read / 1e9);
     report.set(("copy" + suffix).c_str(), copy / 1e9);
     report.set(("fill" + suffix).c_str(), fill / 1e9);
+    report.set(("widen" + suffix).c_str(), widen / 1e9);
   }
 }
 

@@ -23,11 +23,11 @@ constexpr size_t kPrefetchBytes = 4096;  // ahead
 // Where the sums go, so that reading is not optimised away.
 std::atomic<uint64_t> sink;
 
-uint8_t* allocate() {
+uint8_t* allocate(size_t size_bytes) {
   void* memory =
-      ::mmap(nullptr, kYardstickBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
-  std::memset(memory, 1, kYardstickBytes);
+  std::memset(memory, 1, size_bytes);
   return static_cast<uint8_t*>(memory);
 }
 
@@ -85,8 +85,11 @@ void widen_part(const uint8_t* source, uint8_t* target, size_t target_bytes) {
 
 }  // namespace
 
-Memory::Memory(uint32_t thread_count)
-    : thread_count_(thread_count), source_(allocate()), target_(allocate()) {
+Memory::Memory(uint32_t thread_count, size_t size_bytes)
+    : thread_count_(thread_count),
+      size_bytes_(size_bytes),
+      source_(allocate(size_bytes)),
+      target_(allocate(size_bytes)) {
   double best = 0;
   for (const uint32_t streams : {1U, 2U, 4U, 8U}) {
     for (int i = 0; i < 3; ++i) {
@@ -99,8 +102,8 @@ Memory::Memory(uint32_t thread_count)
 }
 
 Memory::~Memory() {
-  ::munmap(source_, kYardstickBytes);
-  ::munmap(target_, kYardstickBytes);
+  ::munmap(source_, size_bytes_);
+  ::munmap(target_, size_bytes_);
 }
 
 double Memory::read_with(uint32_t streams) const {
@@ -108,7 +111,7 @@ double Memory::read_with(uint32_t streams) const {
                     : streams == 2 ? read_part<2>
                     : streams == 4 ? read_part<4>
                                    : read_part<8>;
-  const size_t bytes = kYardstickBytes / thread_count_ / (8 * kLineBytes) * (8 * kLineBytes);
+  const size_t bytes = size_bytes_ / thread_count_ / (8 * kLineBytes) * (8 * kLineBytes);
   const double seconds = seconds_of(thread_count_, [&] {
     on_threads(thread_count_, [&](uint32_t thread) { read(part(source_, thread), bytes); });
   });
@@ -130,7 +133,7 @@ double Memory::widen() const {
 }
 
 double Memory::write(const std::function<void(size_t first, size_t bytes)>& part) const {
-  const size_t bytes = kYardstickBytes / thread_count_ / kLineBytes * kLineBytes;
+  const size_t bytes = size_bytes_ / thread_count_ / kLineBytes * kLineBytes;
   const double seconds = seconds_of(thread_count_, [&] {
     on_threads(thread_count_, [&](uint32_t thread) { part(bytes * thread, bytes); });
   });

@@ -1,5 +1,5 @@
-// How fast this machine's memory is: the yardstick of every other figure. 256 MiB a buffer, so that
-// no cache holds it; each thread has a part of its own.
+// How fast this machine's memory is: the yardstick of every other figure. Buffers have to be larger
+// than the caches; each thread has a part of its own.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,9 @@
 
 namespace polykv::bench {
 
-inline constexpr size_t kYardstickBytes = size_t{256} << 20;
-
 class Memory {
  public:
-  explicit Memory(uint32_t thread_count);
+  Memory(uint32_t thread_count, size_t size_bytes);
   ~Memory();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
@@ -29,10 +27,11 @@ class Memory {
   double read_with(uint32_t streams) const;
   double write(const std::function<void(size_t first, size_t bytes)>& part) const;
   uint8_t* part(uint8_t* buffer, uint32_t thread) const {
-    return buffer + kYardstickBytes / thread_count_ * thread;
+    return buffer + size_bytes_ / thread_count_ * thread;
   }
 
   uint32_t thread_count_;
+  size_t size_bytes_;
   uint32_t streams_ = 1;
   uint8_t* source_;
   uint8_t* target_;

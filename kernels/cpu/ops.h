@@ -27,7 +27,11 @@ struct BlockCodes {
   uint32_t dims;
   const float* gains;  // [64]
   const float* means;  // [dims] or null
+  /// Codes that are read next, fetched a row at a time in between; only a hint, of any memory.
+  const uint8_t* next;
 };
+
+inline constexpr uint32_t kMostFusedDims = 511;  // a transform of 256
 
 /// Where rows [low, high) of a block go; neighbouring dims, `stride` elements from row to row.
 struct RowsTarget {
@@ -89,7 +93,8 @@ struct Ops {
   void (*v_pack)(const uint8_t* codes, uint32_t dims, uint32_t bits, uint8_t* planes);
   void (*v_unpack)(const uint8_t* planes, uint32_t dims, uint32_t bits, uint8_t* codes);
 
-  /// All of a block's decoding at once. Null: this instruction set has only the steps above.
+  /// All of a block's decoding at once; rotated rows of at most kMostFusedDims. Null: this
+  /// instruction set has only the steps above.
   void (*decode_block)(const BlockCodes& block, const RowsTarget& target);
 };
 

@@ -2,11 +2,18 @@
 // the L1 cache). Included behind ops_rotated.inl.
 //
 // Levels are integers that fit int8 and the transform only adds and subtracts, so that it is exact
-// in 16 bits: at most 256 dims * 108 < 2^15. The gain multiplies what comes out.
+// in 16 bits: at most 256 dims * 108 < 2^15 (kMostFusedDims). The gain multiplies what comes out.
 
 constexpr uint32_t kTileDims = 32;  // a vector of levels of one token
-constexpr uint32_t kLevelStride = kMaxHeadDim;
-using LevelRows = int8_t[kBlockTokens][kLevelStride];
+
+/// [64 tokens, dims], rows as close to each other as whole tiles are.
+struct LevelRows {
+  explicit LevelRows(uint32_t dims) : stride((dims + kTileDims - 1) / kTileDims * kTileDims) {}
+  int8_t* row(uint32_t token) { return bytes + size_t{token} * stride; }
+
+  uint32_t stride;
+  alignas(64) int8_t bytes[size_t{kBlockTokens} * kMaxHeadDim];
+};
 
 POLYKV_TARGET inline __m256i load256(const void* bytes) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(bytes));
@@ -103,32 +110,47 @@ POLYKV_TARGET inline void transpose8(const __m256i* in, __m256i* rows) {
   }
 }
 
+/// The dim quads of 8 tokens, `count` of them from a quad of K8 on; zero behind them.
+POLYKV_TARGET inline void k8_levels(const uint8_t* quad, uint32_t count, __m256i* quads) {
+  const __m256i bias = _mm256_set1_epi8(static_cast<char>(kKeyBias));
+#pragma GCC unroll 8
+  for (uint32_t i = 0; i < 8; ++i) {
+    quads[i] = i < count ? _mm256_xor_si256(load256(quad + i * 4 * kBlockTokens), bias)
+                         : _mm256_setzero_si256();
+  }
+}
+
+/// 32 dims of 8 tokens; `dims`: how many of them there are.
+template <uint32_t Bits>
+POLYKV_TARGET inline void k_tile(const uint8_t* codes, uint32_t token, uint32_t dim, uint32_t dims,
+                                 const LevelTables<(Bits == 8 ? 4 : Bits)>& tables,
+                                 __m256i* rows) {
+  __m256i quads[8];
+  if constexpr (Bits == 8) {
+    const uint8_t* quad = codes + size_t{dim} * kBlockTokens + token * 4;
+    dims - dim >= kTileDims ? k8_levels(quad, 8, quads) : k8_levels(quad, (dims - dim) / 4, quads);
+  } else {
+    const uint8_t* piece = codes + k_line_offset(token - token % 16, dim, dims, Bits, 0);
+    piece_levels<Bits>(piece, token, tables, quads);
+    if (dims - dim >= kTileDims) {
+      piece_levels<Bits>(piece + Bits * kPieceLineBytes, token, tables, quads + 4);
+    } else {
+      for (int i = 4; i < 8; ++i) quads[i] = _mm256_setzero_si256();
+    }
+  }
+  transpose8(quads, rows);
+}
+
 /// K of 4 to 6 bits, or of 8. What lies behind the last dim of a row is of no use.
 template <uint32_t Bits>
 POLYKV_TARGET void k_levels(const uint8_t* codes, uint32_t dims, LevelRows& levels) {
-  [[maybe_unused]] const LevelTables<(Bits == 8 ? 4 : Bits)> tables;
-  const __m256i bias = _mm256_set1_epi8(static_cast<char>(kKeyBias));
+  const LevelTables<(Bits == 8 ? 4 : Bits)> tables;
   for (uint32_t token = 0; token < kBlockTokens; token += 8) {
     for (uint32_t dim = 0; dim < dims; dim += kTileDims) {
-      __m256i quads[8] = {};
-      if constexpr (Bits == 8) {
-        const uint32_t count = std::min(8U, (dims - dim) / 4);
-        for (uint32_t i = 0; i < count; ++i) {
-          const uint8_t* quad = codes + (dim / 4 + i) * 4 * kBlockTokens + token * 4;
-          quads[i] = _mm256_xor_si256(load256(quad), bias);
-        }
-      } else {
-        for (uint32_t half = 0; half < 2 && dim + half * kPieceDims < dims; ++half) {
-          const uint32_t first = token - token % 16;
-          const uint8_t* piece =
-              codes + k_line_offset(first, dim + half * kPieceDims, dims, Bits, 0);
-          piece_levels<Bits>(piece, token, tables, quads + half * 4);
-        }
-      }
       __m256i rows[8];
-      transpose8(quads, rows);
+      k_tile<Bits>(codes, token, dim, dims, tables, rows);
 #pragma GCC unroll 8
-      for (uint32_t i = 0; i < 8; ++i) store_levels(&levels[token + i][dim], rows[i]);
+      for (uint32_t i = 0; i < 8; ++i) store_levels(levels.row(token + i) + dim, rows[i]);
     }
   }
 }
@@ -143,10 +165,10 @@ POLYKV_TARGET inline void store_token_quad(const __m256i* in, uint32_t quad, uin
   for (int i = 0; i < 4; ++i) x[i] = _mm256_shuffle_epi8(in[i], by_token);
   const __m256i pairs[4] = {_mm256_unpacklo_epi32(x[0], x[1]), _mm256_unpackhi_epi32(x[0], x[1]),
                             _mm256_unpacklo_epi32(x[2], x[3]), _mm256_unpackhi_epi32(x[2], x[3])};
-  store_levels(&levels[quad_token(quad, 0)][dim], _mm256_unpacklo_epi64(pairs[0], pairs[2]));
-  store_levels(&levels[quad_token(quad, 1)][dim], _mm256_unpackhi_epi64(pairs[0], pairs[2]));
-  store_levels(&levels[quad_token(quad, 2)][dim], _mm256_unpacklo_epi64(pairs[1], pairs[3]));
-  store_levels(&levels[quad_token(quad, 3)][dim], _mm256_unpackhi_epi64(pairs[1], pairs[3]));
+  store_levels(levels.row(quad_token(quad, 0)) + dim, _mm256_unpacklo_epi64(pairs[0], pairs[2]));
+  store_levels(levels.row(quad_token(quad, 1)) + dim, _mm256_unpackhi_epi64(pairs[0], pairs[2]));
+  store_levels(levels.row(quad_token(quad, 2)) + dim, _mm256_unpacklo_epi64(pairs[1], pairs[3]));
+  store_levels(levels.row(quad_token(quad, 3)) + dim, _mm256_unpackhi_epi64(pairs[1], pairs[3]));
 }
 
 /// A plane's bytes of 32 dims in that order; those behind the last dim are not read.
@@ -257,7 +279,7 @@ POLYKV_TARGET inline void walsh_hadamard32(__m256i levels, __m256i& low, __m256i
 
 /// Of Pairs * 32 dims, with turned signs.
 template <uint32_t Pairs>
-POLYKV_TARGET inline void rotate_levels(const int8_t* levels, const int16_t* signs, int16_t* out) {
+POLYKV_TARGET void rotate_levels(const int8_t* levels, const int16_t* signs, int16_t* out) {
   __m256i x[2 * Pairs];
 #pragma GCC unroll 8
   for (uint32_t i = 0; i < Pairs; ++i)
@@ -276,7 +298,7 @@ POLYKV_TARGET inline void rotate_levels(const int8_t* levels, const int16_t* sig
   }
 }
 
-POLYKV_TARGET inline void rotate_levels16(const int8_t* levels, const int16_t* signs,
+POLYKV_TARGET void rotate_levels16(const int8_t* levels, const int16_t* signs,
                                           int16_t* out) {
   const __m256i alone =
       _mm256_zextsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(levels)));
@@ -296,19 +318,21 @@ constexpr auto kSigns16 = [] {
   return signs;
 }();
 
-POLYKV_TARGET inline void rotate_block(uint32_t count, const int8_t* levels, const int16_t* signs,
-                                       int16_t* out) {
+using RotateLevels = void (*)(const int8_t* levels, const int16_t* signs, int16_t* out);
+
+/// Of a block of the transform with so many dims.
+POLYKV_TARGET inline RotateLevels rotation_of(uint32_t count) {
   switch (count) {
     case 16:
-      return rotate_levels16(levels, signs, out);
+      return rotate_levels16;
     case 32:
-      return rotate_levels<1>(levels, signs, out);
+      return rotate_levels<1>;
     case 64:
-      return rotate_levels<2>(levels, signs, out);
+      return rotate_levels<2>;
     case 128:
-      return rotate_levels<4>(levels, signs, out);
+      return rotate_levels<4>;
     default:
-      return rotate_levels<8>(levels, signs, out);
+      return rotate_levels<8>;
   }
 }
 
@@ -327,25 +351,22 @@ POLYKV_TARGET inline __m128i bf16_of(__m256 values) {
   return _mm_packus_epi32(_mm256_castsi256_si128(upper), _mm256_extracti128_si256(upper, 1));
 }
 
-/// Eight values to where they belong. Streams: past the caches; `out` is aligned to 16 bytes.
+/// Sixteen bytes to where they belong. Streams: past the caches; `out` is aligned to them.
+template <bool Streams>
+POLYKV_TARGET inline void put_bytes(void* out, __m128i bytes) {
+  auto* to = static_cast<__m128i*>(out);
+  Streams ? _mm_stream_si128(to, bytes) : _mm_storeu_si128(to, bytes);
+}
+
 template <Dtype To, bool Streams>
 POLYKV_TARGET inline void put8(ElementOf<To>* out, __m256 values) {
   if constexpr (To == Dtype::f32) {
-    if constexpr (Streams) {
-      _mm_stream_ps(out, _mm256_castps256_ps128(values));
-      _mm_stream_ps(out + 4, _mm256_extractf128_ps(values, 1));
-    } else {
-      _mm256_storeu_ps(out, values);
-    }
+    put_bytes<Streams>(out, _mm_castps_si128(_mm256_castps256_ps128(values)));
+    put_bytes<Streams>(out + 4, _mm_castps_si128(_mm256_extractf128_ps(values, 1)));
+  } else if constexpr (To == Dtype::f16) {
+    put_bytes<Streams>(out, _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT));
   } else {
-    __m128i half;
-    if constexpr (To == Dtype::f16) {
-      half = _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT);
-    } else {
-      half = bf16_of(values);
-    }
-    auto* to = reinterpret_cast<__m128i*>(out);
-    Streams ? _mm_stream_si128(to, half) : _mm_storeu_si128(to, half);
+    put_bytes<Streams>(out, bf16_of(values));
   }
 }
 
@@ -364,6 +385,7 @@ POLYKV_TARGET inline void put_values(const Integer* integers, uint32_t count, fl
                                      const float* means, ElementOf<To>* out) {
   const __m256 scale8 = _mm256_set1_ps(scale);
   uint32_t i = 0;
+#pragma GCC unroll 4
   for (; i + 8 <= count; i += 8) {
     put8<To, Streams>(
         out + i, _mm256_fmadd_ps(as_floats(integers + i), scale8, _mm256_loadu_ps(means + i)));
@@ -376,26 +398,39 @@ POLYKV_TARGET inline void put_values(const Integer* integers, uint32_t count, fl
 }
 
 template <Dtype To, bool Streams>
-POLYKV_TARGET void put_rows(const BlockCodes& block, const LevelRows& levels,
-                            const RowsTarget& target) {
-  alignas(32) float means[kMaxHeadDim + 8] = {};
+POLYKV_TARGET void put_rows(const BlockCodes& block, LevelRows& levels, const RowsTarget& target) {
+  alignas(32) float means[kMaxHeadDim + 8];
+  std::memset(means, 0, (block.dims + 8) * sizeof *means);
   if (block.means != nullptr) std::memcpy(means, block.means, block.dims * sizeof *means);
-  const int16_t* signs = kSigns16[block.rule.turns_signs ? 1 : 0].data();
-  alignas(32) int16_t rotated[kMaxHeadDim];
-  for (uint32_t token = target.low; token < target.high; ++token) {
-    auto* out = static_cast<ElementOf<To>*>(target.data) +
-                static_cast<int64_t>(token - target.low) * target.stride;
-    if (!block.rule.rotated) {
-      put_values<To, Streams>(levels[token], block.dims, block.gains[token], means, out);
-      continue;
+  const auto row = [&](uint32_t token) {
+    return static_cast<ElementOf<To>*>(target.data) +
+           static_cast<int64_t>(token - target.low) * target.stride;
+  };
+  const auto prefetch_next = [&](uint32_t token) POLYKV_TARGET {
+    const size_t row_bytes = size_t{block.dims} * block.rule.bits / 8;
+    const auto* next = reinterpret_cast<const char*>(block.next + token * row_bytes);
+    _mm_prefetch(next, _MM_HINT_T0);
+    _mm_prefetch(next + row_bytes - 1, _MM_HINT_T0);
+  };
+  if (!block.rule.rotated) {
+    for (uint32_t token = target.low; token < target.high; ++token) {
+      prefetch_next(token);
+      put_values<To, Streams>(levels.row(token), block.dims, block.gains[token], means, row(token));
     }
-    for_each_rotation_block(block.dims, [&](uint32_t first, uint32_t count) POLYKV_TARGET {
-      rotate_block(count, levels[token] + first, signs + first, rotated + first);
-      const float scale = block.gains[token] / std::sqrt(static_cast<float>(count));
-      put_values<To, Streams>(rotated + first, count, scale, means + first, out + first);
-    });
+    return;
   }
-  if (Streams) _mm_sfence();
+  const int16_t* signs = kSigns16[block.rule.turns_signs ? 1 : 0].data();
+  for_each_rotation_block(block.dims, [&](uint32_t first, uint32_t count) POLYKV_TARGET {
+    const RotateLevels rotate = rotation_of(count);
+    const float norm = 1 / std::sqrt(static_cast<float>(count));
+    alignas(32) int16_t rotated[kMostFusedDims];
+    for (uint32_t token = target.low; token < target.high; ++token) {
+      prefetch_next(token);
+      rotate(levels.row(token) + first, signs + first, rotated);
+      put_values<To, Streams>(rotated, count, block.gains[token] * norm, means + first,
+                              row(token) + first);
+    }
+  });
 }
 
 POLYKV_TARGET inline void block_levels(const BlockCodes& block, LevelRows& levels) {
@@ -416,18 +451,23 @@ POLYKV_TARGET inline void block_levels(const BlockCodes& block, LevelRows& level
   unpack(block.codes, block.dims, levels);
 }
 
+template <Dtype To>
+POLYKV_TARGET inline void put_rows(const BlockCodes& block, LevelRows& levels,
+                                   const RowsTarget& target) {
+  if (!target.streams) return put_rows<To, false>(block, levels, target);
+  put_rows<To, true>(block, levels, target);
+  _mm_sfence();
+}
+
 POLYKV_TARGET void decode_block_rows(const BlockCodes& block, const RowsTarget& target) {
-  alignas(64) LevelRows levels;
+  LevelRows levels(block.dims);
   block_levels(block, levels);
   switch (target.dtype) {
     case Dtype::f32:
-      return target.streams ? put_rows<Dtype::f32, true>(block, levels, target)
-                            : put_rows<Dtype::f32, false>(block, levels, target);
+      return put_rows<Dtype::f32>(block, levels, target);
     case Dtype::f16:
-      return target.streams ? put_rows<Dtype::f16, true>(block, levels, target)
-                            : put_rows<Dtype::f16, false>(block, levels, target);
+      return put_rows<Dtype::f16>(block, levels, target);
     case Dtype::bf16:
-      return target.streams ? put_rows<Dtype::bf16, true>(block, levels, target)
-                            : put_rows<Dtype::bf16, false>(block, levels, target);
+      return put_rows<Dtype::bf16>(block, levels, target);
   }
 }

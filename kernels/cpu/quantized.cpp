@@ -188,7 +188,7 @@ Status encode(const KvSource& source, LayerSlot& slot) {
 // From here on a target is written past the caches: what is written first would not be in them any
 // more when the last is, and lines that are written as a whole need not be read before.
 constexpr uint64_t kStreamedBytes = uint64_t{1} << 20;
-constexpr int64_t kLineBytes = 64;
+constexpr uint32_t kLineBytes = 64;
 
 /// K or V of a layer on its way out.
 class Decoder {
@@ -202,7 +202,9 @@ class Decoder {
         range_(range),
         target_(target),
         writer_(target, range.first_token, range.token_count),
-        codes_(ops().decode_block == nullptr ? size_t{kBlockTokens} * part.head_dim : 0) {
+        is_fused_(ops().decode_block != nullptr &&
+                  (!part.rule.rotated || part.head_dim <= kMostFusedDims)),
+        codes_(is_fused_ ? 0 : size_t{kBlockTokens} * part.head_dim) {
     const auto element_bytes = static_cast<int64_t>(dtype_size_bytes(target.dtype));
     const auto starts_line = [&](int64_t elements) {
       return elements * element_bytes % kLineBytes == 0;
@@ -220,9 +222,14 @@ class Decoder {
     const uint8_t* bytes = layer_.block(head, block);
     load_gains(bytes + part_.gains, exponent_, gains);
     const float* means = means_ == nullptr ? nullptr : means_ + size_t{head} * part_.head_dim;
-    const BlockCodes codes{part_.rule,     part_.is_k, bytes + part_.codes,
-                           part_.head_dim, gains,      means};
-    if (ops().decode_block != nullptr && target_.strides.dim == 1) return put(codes, head, block);
+    const BlockCodes codes{part_.rule,
+                           part_.is_k,
+                           bytes + part_.codes,
+                           part_.head_dim,
+                           gains,
+                           means,
+                           layer_.block(head, block + 1) + part_.codes};
+    if (is_fused_ && target_.strides.dim == 1) return put(codes, head, block);
     writer_.write(head, block, [&](float* rows, int64_t stride) { unpack(codes, rows, stride); });
   }
 
@@ -241,7 +248,7 @@ class Decoder {
   }
 
   void unpack(const BlockCodes& codes, float* rows, int64_t stride) {
-    if (ops().decode_block != nullptr) {
+    if (is_fused_) {
       ops().decode_block(codes, {rows, stride, Dtype::f32, false, 0, kBlockTokens});
     } else if (part_.rule.rotated) {
       const auto take = part_.is_k ? ops().k_unpack : ops().v_unpack;
@@ -262,6 +269,7 @@ class Decoder {
   const DecodeTarget& range_;
   TargetTensor target_;
   BlockWriter writer_;
+  bool is_fused_;
   std::vector<uint8_t> codes_;  // of a block, where they are unpacked in a step of their own
   bool streams_;
 };

@@ -139,6 +139,48 @@ TEST_CASE("the tail of a block holds zeros behind the last token") {
   }
 }
 
+TEST_CASE(
+    "every head_dim, dtype and layout decodes as the reference does, whole lines at once or not") {
+  const auto rule = GENERATE(from_range(std::begin(kProfileRules), std::end(kProfileRules)));
+  INFO(profile_name(rule.profile));
+  // Transforms of all sizes, also of those that 16 bits do not hold.
+  for (const uint32_t dim : {16U, 80U, 256U, 1008U, 1024U}) {
+    // Enough tokens for targets that are written past the caches, at the largest.
+    const uint64_t token_count = dim == 1024 ? 560 : 130;
+    const LayerGeometry geometry{1, dim, dim, 0};
+    const AlignedBytes bytes =
+        encode(random_values(geometry, token_count, 9), rule.profile, Backend::cpu);
+    const LayerValues want = decode_all(open_segment(bytes), 0, Backend::reference);
+    const LayerValues got = decode_all(open_segment(bytes), 0, Backend::cpu);
+    INFO(dim);
+    CHECK(relative_error(got.k, want.k) <= 1e-6);
+    CHECK(relative_error(got.v, want.v) <= 1e-6);
+    for (const Dtype dtype : {Dtype::f16, Dtype::bf16}) {
+      // Another first token than a block's, and rows with something between them.
+      const uint64_t first = 3;
+      const uint64_t count = token_count - 5;
+      for (const int64_t stride : {int64_t{dim}, int64_t{dim} + 32}) {
+        AlignedBytes target(count * static_cast<uint64_t>(stride) * 2);
+        DecodeTarget range{first, count, dtype, target.span().data(), {0, stride, 1}, nullptr, {}};
+        REQUIRE(decode_layer(open_segment(bytes), 0, range, Backend::cpu).is_ok());
+        const auto* halves = reinterpret_cast<const uint16_t*>(target.span().data());
+        std::vector<float> rows;
+        for (uint64_t i = 0; i < count; ++i) {
+          for (uint32_t j = 0; j < dim; ++j) {
+            const uint16_t half = halves[static_cast<int64_t>(i) * stride + j];
+            rows.push_back(dtype == Dtype::f16 ? f32_from_f16(half) : f32_from_bf16(half));
+          }
+          if (stride > dim) CHECK(halves[static_cast<int64_t>(i) * stride + dim] == 0xa5a5);
+        }
+        const std::vector<float> wanted(
+            want.k.begin() + static_cast<int64_t>(first * dim),
+            want.k.begin() + static_cast<int64_t>((first + count) * dim));
+        CHECK(relative_error(rows, wanted) <= (dtype == Dtype::f16 ? 5e-4 : 4e-3));
+      }
+    }
+  }
+}
+
 TEST_CASE("the instruction set can be held back, and gives the same results") {
   const LayerGeometry geometry{1, 64, 64, 0};
   const LayerValues values = random_values(geometry, 64, 7);

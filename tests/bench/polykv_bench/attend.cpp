@@ -145,7 +145,7 @@ void bench_attend(const Options& options, Report& report) {
       Pool pool(budget_for(shape));
       const client::Lease lease = pool.publish(shape, codec);
       for (const uint32_t threads : options.threads) {
-        const Memory memory(threads);
+        const Memory memory(threads, options.memory_bytes());
         for (const uint32_t query_rows : options.query_rows) {
           for (const uint32_t group : options.groups) {
             report.add(measure(lease, {shape, group, query_rows, threads}, options, memory, peers));

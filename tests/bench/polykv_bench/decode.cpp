@@ -177,7 +177,7 @@ void bench_decode(const Options& options, Report& report) {
       Pool pool(budget_for(shape));
       const client::Lease lease = pool.publish(shape, codec);
       for (const uint32_t threads : options.threads) {
-        const Memory memory(threads);
+        const Memory memory(threads, options.memory_bytes());
         for (const std::string& dtype : options.dtypes)
           add_rows(lease, {shape, dtype_row(dtype), threads}, options, memory, peers, report);
       }

@@ -18,19 +18,22 @@ namespace {
 
 void report_bandwidth(const Options& options, Report& report) {
   for (const uint32_t threads : options.threads) {
-    const Memory memory(threads);
+    const Memory memory(threads, options.memory_bytes());
     double read = 0;
     double copy = 0;
     double fill = 0;
+    double widen = 0;
     for (uint32_t i = 0; i < options.rounds; ++i) {
       read = std::max(read, memory.read());
       copy = std::max(copy, memory.copy());
       fill = std::max(fill, memory.fill());
+      widen = std::max(widen, memory.widen());
     }
     const std::string suffix = "_gb_per_s_" + std::to_string(threads) + "_threads";
     report.set(("read" + suffix).c_str(), read / 1e9);
     report.set(("copy" + suffix).c_str(), copy / 1e9);
     report.set(("fill" + suffix).c_str(), fill / 1e9);
+    report.set(("widen" + suffix).c_str(), widen / 1e9);
   }
 }
 
@@ -47,6 +50,9 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--kv-heads", options.kv_heads)->check(CLI::PositiveNumber);
   app.add_option("--layers", options.layers, "0: as many as make --mib");
   app.add_option("--mib", options.mib, "packed bytes of all layers");
+  app.add_option("--memory-mib", options.memory_mib,
+                 "of each buffer that the memory is measured with; more than the caches hold")
+      ->check(CLI::PositiveNumber);
   app.add_option("--rounds", options.rounds)->check(CLI::PositiveNumber);
   app.add_option("--attaches", options.attaches, "of attach")->check(CLI::PositiveNumber);
   app.add_flag("--head-major", options.head_major, "decode to [kv_head, token, dim]");

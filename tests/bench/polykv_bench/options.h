@@ -20,10 +20,12 @@ struct Options {
   uint32_t kv_heads = 8;
   uint32_t layers = 0;  // 0: as many as make `mib` of packed bytes
   uint32_t mib = 256;
+  uint32_t memory_mib = 256;  // of each buffer that the memory is measured with
   uint32_t rounds = 7;
   bool head_major = false;   // targets of decode: [kv_head, token, dim]
   uint32_t attaches = 1000;  // of attach
   std::string peers_path;    // JSON of scripts/bench-peers
+  size_t memory_bytes() const { return size_t{memory_mib} << 20; }
   bool as_json = false;
   bool cpu_time = false;
   bool spoils = false;  // alters what is verified, to show that verification can fail

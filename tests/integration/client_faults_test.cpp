@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <cerrno>
 #include <functional>
@@ -137,8 +138,17 @@ TEST_CASE("row 6: after fork every handle answers FORKED in the child, and the p
     source.k = values.data();
     source.v = values.data();
     need(code_of(segment->encode_layer(0, source)), "encode");
-    // Freeing is allowed, and must not reach the daemon.
+    // Freeing is allowed, and must reach neither the daemon nor threads of the child's own, which
+    // may have got the memory of those that stayed in the parent.
+    std::thread([] {}).join();
+    std::atomic<bool> is_released{false};
+    std::vector<std::thread> waiting;
+    for (int i = 0; i < 4; ++i) waiting.emplace_back([&] { is_released.wait(false); });
     need(code_of(lease.release()), "release");
+    { const client::Lease freed = std::move(lease); }
+    is_released = true;
+    is_released.notify_all();
+    for (std::thread& thread : waiting) thread.join();
     { const client::Segment freed = std::move(*segment); }
     { const client::Publisher freed = std::move(publisher); }
     { const client::Session closed = std::move(session); }

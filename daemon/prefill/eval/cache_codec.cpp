@@ -117,6 +117,8 @@ Result<PassedThrough> pass_through_method(const Method& method, const ModelIdent
                                           std::optional<SegmentPrefix>* packed) {
   target.set_token_count(0);
   PassedThrough result;
+  const uint64_t values =
+      uint64_t{2} * source.layer_count() * source.kv_head_count() * source.head_dim() * token_count;
   if (method.baseline) {
     assert(packed == nullptr);
     if (source.head_dim() % kBaselineBlock != 0) {
@@ -125,16 +127,16 @@ Result<PassedThrough> pass_through_method(const Method& method, const ModelIdent
                      kBaselineBlock, source.head_dim())};
     }
     pass_through_baseline(*method.baseline, source, token_count, target);
-    result.bits_per_value = method.baseline->bits_per_value;
+    result.stored_bytes =
+        static_cast<uint64_t>(static_cast<double>(values) * method.baseline->bits_per_value / 8);
   } else {
     POLYKV_ASSIGN_OR_RETURN(result.layers, examine(method, identity, source, queries, token_count));
     POLYKV_ASSIGN_OR_RETURN(
-        const uint64_t size_bytes,
+        result.stored_bytes,
         pass_through_segment(method, identity, source, result.layers, token_count, target, packed));
-    const double values =
-        2.0 * source.layer_count() * source.kv_head_count() * source.head_dim() * token_count;
-    result.bits_per_value = static_cast<double>(size_bytes) * 8 / values;
   }
+  result.bits_per_value =
+      static_cast<double>(result.stored_bytes) * 8 / static_cast<double>(values);
   if (packed == nullptr) target.set_token_count(token_count);
   return result;
 }

@@ -24,7 +24,8 @@ Result<Method> method_from_name(const std::string& name);
 std::vector<std::string> all_method_names();
 
 struct PassedThrough {
-  double bits_per_value = 0;        // of K and V, everything counted that is stored
+  uint64_t stored_bytes = 0;        // everything counted
+  double bits_per_value = 0;        // these bytes, for each value of K and V
   std::vector<LayerChoice> layers;  // as a producer would have them; none of a baseline
 };
 /// The first `token_count` tokens of `source` as `method` keeps them, into `target`, whose token

@@ -62,13 +62,13 @@ std::string layers_of(const MethodResult& result) {
 
 void print_table(const std::vector<MethodResult>& results) {
   std::printf("uncompressed perplexity %.3f\n", results.front().summary.ppl_exact);
-  std::printf("%-11s %11s %11s %11s %11s %8s %20s %19s\n", "profile", "bits/value", "KLD mean",
-              "median", "99.9 %", "top-1", "PPL change", "certificate (worst)");
+  std::printf("%-11s %11s %11s %11s %11s %11s %8s %20s %19s\n", "profile", "bytes", "bits/value",
+              "KLD mean", "median", "99.9 %", "top-1", "PPL change", "certificate (worst)");
   for (const MethodResult& result : results) {
     const Summary& s = result.summary;
-    std::printf("%-11s %11.3f %11.6f %11.6f %11.4f %6.1f %% %+9.3f +- %.3f %%",
-                result.method.name.c_str(), result.bits_per_value, s.kld_mean, s.kld_median,
-                s.kld_p999, 100 * s.top1, s.ppl_change_percent, s.ppl_stderr);
+    std::printf("%-11s %11.0f %11.3f %11.6f %11.6f %11.4f %6.1f %% %+9.3f +- %.3f %%",
+                result.method.name.c_str(), result.stored_bytes, result.bits_per_value, s.kld_mean,
+                s.kld_median, s.kld_p999, 100 * s.top1, s.ppl_change_percent, s.ppl_stderr);
     if (!result.certificate.empty())
       std::printf(" %9.4f (%.4f)", mean(result.certificate), result.certificate_worst);
     if (result.method.profile == Profile::automatic)
@@ -82,6 +82,7 @@ void print_json(const std::vector<MethodResult>& results, uint64_t context_value
   for (const MethodResult& result : results) {
     const Summary& s = result.summary;
     profiles.push_back({{"name", result.method.name},
+                        {"stored_bytes", result.stored_bytes},
                         {"bits_per_value", result.bits_per_value},
                         {"kld_mean", s.kld_mean},
                         {"kld_median", s.kld_median},

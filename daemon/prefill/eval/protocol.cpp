@@ -35,6 +35,7 @@ Status check(const Protocol& protocol, std::span<const Method> methods, const Mo
 
 /// Sums; finished by the number of windows.
 void add(const PassedThrough& passed, MethodResult& result) {
+  result.stored_bytes += static_cast<double>(passed.stored_bytes);
   result.bits_per_value += passed.bits_per_value;
   result.certificate.resize(passed.layers.size());
   for (size_t i = 0; i < passed.layers.size(); ++i) {
@@ -61,7 +62,7 @@ Result<std::vector<MethodResult>> run_protocol(const Protocol& protocol,
   std::vector<float> want(size_t{protocol.target_tokens} * transformer.config().vocab_size);
   std::vector<float> got(want.size());
   std::vector<MethodResult> results;
-  for (const Method& method : methods) results.push_back({method, 0, {}, {}, 0, {}});
+  for (const Method& method : methods) results.push_back({method, 0, 0, {}, {}, 0, {}});
   std::vector<std::vector<PositionScore>> scores(methods.size());
   LastQueries queries(transformer.config());
   HostileKeys hostile(transformer.config(), protocol.hostile_factor, protocol.context_tokens / 2);
@@ -97,6 +98,7 @@ Result<std::vector<MethodResult>> run_protocol(const Protocol& protocol,
   for (size_t i = 0; i < methods.size(); ++i) {
     MethodResult& method = results[i];
     method.summary = summarise(scores[i]);
+    method.stored_bytes /= protocol.window_count;
     method.bits_per_value /= protocol.window_count;
     for (double& error : method.certificate) error /= protocol.window_count;
   }

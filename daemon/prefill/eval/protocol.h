@@ -25,6 +25,7 @@ struct Protocol {
 
 struct MethodResult {
   Method method;
+  double stored_bytes = 0;          // of a window's cache; the mean of the windows
   double bits_per_value = 0;        // of a cache, everything counted; the mean of the windows
   Summary summary;                  // over the targets of all windows
   std::vector<double> certificate;  // [layer]: relative errors, the mean of the windows; none of a

@@ -38,4 +38,10 @@ expect 'sum of PSS .* (0\.9[89]|1\.0[012])[0-9]* of one mapping'
   echo "quickstart did not show 15 answers" >&2
   exit 1
 }
-expect 'Free Software Foundation'
+# The answers speak of the document. A codec can tip a single token, so no one sentence is asked for.
+speaking=$(grep -A1 -E '^ +agent +[0-9]+ ' "$output" | grep -vE '^ +agent |^--' |
+  grep -ciE 'licen[sc]e|program|gpl|gnu|source code|object code|propagate|user product' || true)
+[ "$speaking" -ge 8 ] || {
+  echo "quickstart's answers do not speak of the GPL: only $speaking of 15 do" >&2
+  exit 1
+}

@@ -22,6 +22,12 @@ using namespace polykv::test;
 
 namespace {
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
 polykv_status code_of(const auto& result) {
   return result.ok() ? POLYKV_OK : result.error().status;
 }
@@ -107,8 +113,10 @@ TEST_CASE("row 6: after fork every handle answers FORKED in the child, and the p
   attend.head_count = 2;
   attend.q = q.data();
   attend.output = output.data();
-  attend.thread_count = 3;
-  REQUIRE(lease.attend(0, attend).ok());  // starts threads, which the child does not have
+  // Starts threads, which the child does not have. Not with a sanitizer: a thread that is just
+  // starting may hold its allocator's lock when the process forks, and the child waits for ever.
+  attend.thread_count = kSanitized ? 1 : 3;
+  REQUIRE(lease.attend(0, attend).ok());
 
   ChildProcess child([&](const Channel&) {
     const auto need = [](polykv_status status, const char* what) {

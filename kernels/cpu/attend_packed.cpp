@@ -38,7 +38,8 @@ class PackedHead {
         queries_(queries),
         part_(part),
         scratch_(scratch),
-        rule_(*profile_rule(layer.profile)),
+        k_part_(k_part(*profile_rule(layer.profile), layer.geometry)),
+        v_part_(v_part(*profile_rule(layer.profile), layer.geometry)),
         k_dim_(layer.geometry.k_head_dim),
         v_dim_(layer.geometry.v_head_dim),
         row_count_(queries.head_count / layer.geometry.kv_head_count * queries.row_count),
@@ -112,7 +113,7 @@ class PackedHead {
       const int exponent = largest_exponent(q, k_dim_);
       const float power = std::ldexp(1.0F, -exponent);
       for (uint32_t i = 0; i < k_dim_; ++i) rotated[i] = q[i] * power;
-      if (rule_.k.rotated) ops().rotate(rotated, k_dim_, rule_.k);
+      if (k_part_.rule.rotated) ops().rotate(rotated, k_dim_, k_part_.rule);
       attend_ops_.pack_query(rotated, k_dim_, &rows.words[size_t{row} * k_dim_ / 2], &query);
       query.scale = std::ldexp(query.scale, exponent + layer_.scales.k_gain_exponent);
       query.state = &rows.states[row];
@@ -157,10 +158,9 @@ class PackedHead {
     }
     if (unseen_by_all == ~uint64_t{0}) return true;
     const uint8_t* bytes = layer_.block(kv_head_, block);
-    const LayerGeometry& geometry = layer_.geometry;
     // The first tile brings the block into the caches, for the others as well.
-    const PackedBlock packed = {k_part(rule_, geometry), v_part(rule_, geometry), queries_.soft_cap,
-                                bytes, row == 0 ? bytes + kAheadBytes : bytes};
+    const PackedBlock packed = {k_part_, v_part_, queries_.soft_cap, bytes,
+                                row == 0 ? bytes + kAheadBytes : bytes};
     return attend_ops_.attend_block(packed, rows, count);
   }
 
@@ -170,9 +170,8 @@ class PackedHead {
     for (uint32_t row = 0; row < row_count_; ++row) {
       if (rows.states[row].sum == 0) continue;
       float* output = &rows.outputs[size_t{row} * v_dim_];
-      // The power first, or last: a rotation must not leave fp32 on its way.
       for (uint32_t i = 0; i < v_dim_; ++i) output[i] *= power;
-      if (rule_.v.rotated) ops().rotate_back(output, v_dim_, rule_.v);
+      if (v_part_.rule.rotated) ops().rotate_back(output, v_dim_, v_part_.rule);
       take_in(rows.states[row], output, v_dim_, part_.states[row],
               &part_.outputs[size_t{row} * v_dim_]);
     }
@@ -185,7 +184,8 @@ class PackedHead {
   const AttendQueries& queries_;
   AttendPart& part_;
   AttendScratch& scratch_;
-  const ProfileRule& rule_;
+  TensorPart k_part_;
+  TensorPart v_part_;
   uint32_t k_dim_;
   uint32_t v_dim_;
   uint32_t row_count_;
@@ -206,8 +206,10 @@ const AttendOps* attend_ops() {
 
 const AttendOps* packed_ops_for(const LayerView& layer) {
   if (active_backend() != Backend::cpu || profile_rule(layer.profile) == nullptr) return nullptr;
+  if (attend_ops() == nullptr) return nullptr;
+  // The widest that takes these dims.
   for (const AttendOps* ops : {attend_ops(), avx2_attend_ops()}) {
-    if (attend_ops() != nullptr && layer.geometry.v_head_dim % ops->v_dim_multiple == 0) return ops;
+    if (layer.geometry.v_head_dim % ops->v_dim_multiple == 0) return ops;
   }
   return nullptr;
 }

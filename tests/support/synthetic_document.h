@@ -65,36 +65,37 @@ struct SyntheticDocument {
     return result;
   }
 
-  client::Result<> encode_all(client::Segment& segment, uint64_t first, uint64_t count) const {
+  /// Calls action(layer, K and V of its tokens [first, first + count)); the first failure ends it.
+  template <typename Action>
+  client::Result<> for_each_layer(uint64_t first, uint64_t count, Action action) const {
     for (uint32_t layer = 0; layer < layers.size(); ++layer) {
       const std::vector<float> k = values(false, layer, first, count);
       const std::vector<float> v = values(true, layer, first, count);
       client::KvSource source;
       source.k = k.data();
       source.v = v.data();
-      if (auto encoded = segment.encode_layer(layer, source); !encoded) return encoded;
+      if (auto done = action(layer, source); !done) return done;
     }
     return std::monostate();
   }
 
+  client::Result<> encode_all(client::Segment& segment, uint64_t first, uint64_t count) const {
+    return for_each_layer(first, count, [&](uint32_t layer, const client::KvSource& source) {
+      return segment.encode_layer(layer, source);
+    });
+  }
+
   /// Has the layers of the next segment judged by two queries of two heads a kv_head.
   client::Result<> examine_all(client::Publisher& publisher, uint64_t count) const {
-    const uint64_t first = publisher.next_token();
-    for (uint32_t layer = 0; layer < layers.size(); ++layer) {
-      const std::vector<float> k = values(false, layer, first, count);
-      const std::vector<float> v = values(true, layer, first, count);
-      client::KvSource source;
-      source.k = k.data();
-      source.v = v.data();
+    const auto examine = [&](uint32_t layer, const client::KvSource& source) {
       client::LayerQueries queries;
       queries.query_count = 2;
       queries.head_count = 2 * layers[layer].kv_head_count;
       const std::vector<float> q(size_t{2} * queries.head_count * layers[layer].k_head_dim, 0.1F);
       queries.q = q.data();
-      if (auto examined = publisher.examine_layer(count, layer, source, queries); !examined)
-        return examined;
-    }
-    return std::monostate();
+      return publisher.examine_layer(count, layer, source, queries);
+    };
+    return for_each_layer(publisher.next_token(), count, examine);
   }
 
   /// The next segment of a publisher; 0: as long as the library chooses.

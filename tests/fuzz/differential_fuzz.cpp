@@ -1,7 +1,9 @@
 // Every path of this machine against the reference, on random layers of every kind: encoding,
 // decoding, and attention in the packed form. POLYKV_CPU chooses the path.
 //
-//   differential_fuzz SECONDS [SEED]      a failing case prints the seed that repeats it alone
+//   differential_fuzz SECONDS [SEED]      from this seed on, or a random one; 0 SECONDS: one case
+//
+// A failing case prints the seed that repeats it alone.
 #include <chrono>
 #include <cstdio>
 #include <random>
@@ -322,8 +324,8 @@ int main(int argc, char** argv) {
   }
   const auto end =
       std::chrono::steady_clock::now() + std::chrono::duration<double>(std::atof(argv[1]));
-  const bool once = argc == 3;
-  uint64_t seed = once ? std::strtoull(argv[2], nullptr, 0) : std::random_device{}();
+  const bool once = std::atof(argv[1]) == 0;
+  uint64_t seed = argc == 3 ? std::strtoull(argv[2], nullptr, 0) : std::random_device{}();
   Totals totals;
   do {
     Engine engine(seed);

@@ -31,7 +31,11 @@ struct BlockCodes {
   const uint8_t* next;
 };
 
-inline constexpr uint32_t kMostFusedDims = 511;  // a transform of 256
+// What decode_block takes: dims that are a multiple of 16, transforms of at most 256, and gains,
+// fp16 times a power of two, of which a 2^28th is an ordinary float.
+inline constexpr uint32_t kFusedDimsStep = 16;
+inline constexpr uint32_t kMostFusedDims = 511;  // if rotated
+inline constexpr int32_t kLeastFusedExponent = -74;
 
 /// Where rows [low, high) of a block go; neighbouring dims, `stride` elements from row to row.
 struct RowsTarget {
@@ -93,8 +97,7 @@ struct Ops {
   void (*v_pack)(const uint8_t* codes, uint32_t dims, uint32_t bits, uint8_t* planes);
   void (*v_unpack)(const uint8_t* planes, uint32_t dims, uint32_t bits, uint8_t* codes);
 
-  /// All of a block's decoding at once; rotated rows of at most kMostFusedDims. Null: this
-  /// instruction set has only the steps above.
+  /// All of a block's decoding at once. Null: this instruction set has only the steps above.
   void (*decode_block)(const BlockCodes& block, const RowsTarget& target);
 };
 

@@ -202,8 +202,9 @@ class Decoder {
         range_(range),
         target_(target),
         writer_(target, range.first_token, range.token_count),
-        is_fused_(ops().decode_block != nullptr &&
-                  (!part.rule.rotated || part.head_dim <= kMostFusedDims)),
+        is_fused_(ops().decode_block != nullptr && part.head_dim % kFusedDimsStep == 0 &&
+                  (!part.rule.rotated || part.head_dim <= kMostFusedDims) &&
+                  exponent >= kLeastFusedExponent),
         codes_(is_fused_ ? 0 : size_t{kBlockTokens} * part.head_dim) {
     const auto element_bytes = static_cast<int64_t>(dtype_size_bytes(target.dtype));
     const auto starts_line = [&](int64_t elements) {

@@ -112,6 +112,23 @@ TEST_CASE("every path decodes the same bytes to values within 1e-6 of the refere
   }
 }
 
+TEST_CASE("values near the ends of fp32's range decode as the reference decodes them") {
+  for (const ProfileRule& rule : kProfileRules) {
+    for (const float scale : {0x1p-108F, 0x1p-90F, 0x1p-60F, 0x1p100F}) {
+      INFO(profile_name(rule.profile) << ", values of " << scale);
+      LayerValues values = random_values({2, 128, 80, 0}, 70, 5);
+      for (float& value : values.k) value *= scale;
+      for (float& value : values.v) value *= scale;
+      const AlignedBytes bytes = encode(values, rule.profile, Backend::reference);
+      const SegmentView view = open_segment(bytes);
+      const LayerValues want = decode_all(view, 0, Backend::reference);
+      const LayerValues got = decode_all(view, 0, Backend::cpu);
+      CHECK(relative_error(got.k, want.k) <= 1e-6);
+      CHECK(relative_error(got.v, want.v) <= 1e-6);
+    }
+  }
+}
+
 TEST_CASE("encoding twice gives the same bytes") {
   const LayerValues values = random_values(kGeometries[0], 333, 5);
   for (const Profile profile : kAllProfiles) {

@@ -1,5 +1,5 @@
 #include "kernels/cuda/decode_launcher.h"
-#include "kernels/cuda/device_launcher.h"
+#include "kernels/cuda/device_launcher.cuh"
 #include "kernels/cuda/launch.h"
 
 namespace polykv::cuda {

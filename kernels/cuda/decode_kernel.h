@@ -60,6 +60,7 @@ template <typename Element>
 struct DecodeKernel {
   using Arguments = DecodeArguments;
   static constexpr uint32_t kThreads = 256;
+  static constexpr uint32_t kMinBlocks = 3;
   static constexpr bool kIsReal = std::is_same_v<Element, float>;
   static constexpr uint32_t kPassTokens = kIsReal ? 32 : 64;
   // An odd number of words from row to row, so that a column lies in all banks.
@@ -298,6 +299,7 @@ struct CopyRowsArguments {
 struct CopyRowsKernel {
   using Arguments = CopyRowsArguments;
   static constexpr uint32_t kThreads = 256;
+  static constexpr uint32_t kMinBlocks = 3;
   struct Shared {};
 
   template <typename Thread>

@@ -1,4 +1,4 @@
-// Plans and queues the decoding of a layer. Launcher: the device's (kernels/cuda/device_launcher.h) or
+// Plans and queues the decoding of a layer. Launcher: the device's (kernels/cuda/device_launcher.cuh) or
 // the emulation's; both run the same kernels with the same arguments and shapes.
 #pragma once
 

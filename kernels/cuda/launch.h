@@ -12,11 +12,19 @@
 
 #include "common/result.h"
 #include "kernels/codec.h"
+#include "kernels/cuda/attend_call.h"
 
 namespace polykv::cuda {
 
 /// As Codec::decode: tokens [first_token, first_token + token_count) of a layer of any profile into
 /// `target`, whose k and v may be null.
 Status decode(const LayerView& layer, const DecodeTarget& target, void* stream);
+
+/// Softmax attention of query rows to tokens of a document, of any profile but paper-k8v3. `workspace`
+/// has at least plan_attend(call, multiprocessor_count).workspace_bytes. A row that sees no token gets
+/// zeros and a log-sum-exp of minus infinity; one with a logit that is no finite number gets NaN in
+/// both. Equal calls give equal bits.
+Status attend(const AttendCall& call, const Workspace& workspace, uint32_t multiprocessor_count,
+              void* stream);
 
 }  // namespace polykv::cuda

@@ -3,6 +3,7 @@
 //
 //   struct SomeKernel {
 //     static constexpr uint32_t kThreads = 128;   // of a block; whole warps
+//     static constexpr uint32_t kMinBlocks = 4;   // of a multiprocessor: bounds the registers of a thread
 //     struct Shared { ... };                      // a block's shared memory; trivial
 //     struct Arguments { ... };                   // plain, by value
 //     template <typename Thread>
@@ -48,7 +49,7 @@ class DeviceThread {
 
 /// One block of Kernel::kThreads threads for each index of the grid.
 template <typename Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads)
+__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kMinBlocks)
     run_kernel(const __grid_constant__ typename Kernel::Arguments arguments) {
   DeviceThread thread;
   Kernel::run(thread, arguments);

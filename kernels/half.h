@@ -7,18 +7,18 @@
 
 namespace polykv {
 
-inline uint16_t bf16_from_f32(float value) {
+constexpr uint16_t bf16_from_f32(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   if ((bits & 0x7fffffffU) > 0x7f800000U)
     return static_cast<uint16_t>((bits >> 16) | 0x40U);  // NaN stays one
   return static_cast<uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
 }
 
-inline float f32_from_bf16(uint16_t value) {
+constexpr float f32_from_bf16(uint16_t value) {
   return std::bit_cast<float>(static_cast<uint32_t>(value) << 16);
 }
 
-inline float f32_from_f16(uint16_t value) {
+constexpr float f32_from_f16(uint16_t value) {
   const uint32_t sign = (value & 0x8000U) << 16;
   const uint32_t magnitude = value & 0x7fffU;
   if (magnitude >= 0x7c00U) return std::bit_cast<float>(sign | 0x7f800000U | (magnitude << 13));
@@ -28,7 +28,7 @@ inline float f32_from_f16(uint16_t value) {
   return std::bit_cast<float>(std::bit_cast<uint32_t>(scaled) | sign);
 }
 
-inline uint16_t f16_from_f32(float value) {
+constexpr uint16_t f16_from_f32(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = (bits >> 16) & 0x8000U;
   uint32_t magnitude = bits & 0x7fffffffU;

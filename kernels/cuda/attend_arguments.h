@@ -1,0 +1,129 @@
+// What the kernels of attention share: which rows ask, which tokens they ask about, where partial results lie.
+//
+// Rows: one for each query of each head, [head, query]; those of the heads that read one kv_head are neighbours, so they
+// are rows [kv_head * group_rows, (kv_head + 1) * group_rows). Tokens: runs of segments of one document (parts), all of one
+// profile and geometry. Splits: a part's blocks are cut into splits, each a thread block's work, whose partial results
+// are joined by their log-sum-exps.
+//
+// Workspace, in this order:  words   u32 [row, k_head_dim / 4, 2]         queries as fixed-point numbers
+//                            rows    RowScale [row]
+//                            means   f32 [part, row]                       logits of the keys' means
+//                            states  SplitState [row, split]
+//                            outputs f32 [row, split, v_head_dim]          not divided; those of packed splits still rotated
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/tensor_arguments.h"
+
+namespace polykv::cuda {
+
+inline constexpr uint32_t kMaxParts = 64;      // of one launch
+inline constexpr uint32_t kMostTileRows = 8;   // rows that share what is unpacked
+inline constexpr uint32_t kPlainTileRows = 4;  // of the kernel for rows that are not packed
+
+/// Fixed-point numbers have two int8 terms, 256 high + low: the largest.
+inline constexpr float kFixedPointLimit = 127.0F * 256 + 127;
+
+struct RowScale {
+  float step;  // of the query's fixed-point numbers
+};
+
+/// A row's softmax over some tokens: sum of exp(logit - maximum).
+struct SplitState {
+  float maximum;  // minus infinity: no tokens
+  float sum;
+};
+
+/// A run of tokens of one segment.
+struct AttendPart {
+  const uint8_t* blocks;
+  uint64_t block_count;     // of one kv_head, the stride
+  uint64_t document_token;  // which token of the document the segment's first is
+  uint64_t first_token;     // counted from the segment's first
+  uint64_t end_token;
+  const float* means;  // [kv_head, k_head_dim]
+  const uint32_t* exact_tokens;
+  const uint16_t* exact_k;
+  const uint16_t* exact_v;
+  uint32_t exact_count;
+  uint32_t exact_capacity;
+  float k_unit;  // of gains
+  float v_unit;
+  float exact_k_unit;
+  float exact_v_unit;
+  uint32_t
+      first_split;  // its splits follow each other; those of exact rows have a count of their own
+  uint32_t split_count;
+};
+
+struct AttendRows {
+  uint32_t group_rows;           // rows of a kv_head
+  uint32_t query_count;          // queries; row r of a kv_head is query r % query_count
+  float soft_cap;                // 0: none
+  const uint64_t* first_tokens;  // [query], of the document; null: all are seen
+
+  /// The first token of a part's segment that a row sees.
+  POLYKV_HOST_DEVICE uint64_t first_seen(const AttendPart& part, uint32_t row) const {
+    if (first_tokens == nullptr) return 0;
+    const uint64_t first = first_tokens[row % query_count];
+    return first <= part.document_token ? 0 : first - part.document_token;
+  }
+};
+
+struct AttendWorkspace {
+  uint32_t* words;
+  RowScale* rows;
+  float* mean_logits;
+  SplitState* states;
+  float* outputs;
+  uint32_t row_count;
+  uint32_t split_count;  // of a row, packed ones first
+
+  POLYKV_HOST_DEVICE uint64_t place(uint64_t row, uint32_t split) const {
+    return row * split_count + split;
+  }
+};
+
+/// Tokens' logits as the model's soft-cap has them; one that is no number becomes an infinity, which
+/// makes the row's result NaN.
+POLYKV_HOST_DEVICE inline float capped(float logit, float soft_cap) {
+  if (!(fabsf(logit) <= 3.40282347e38F)) return INFINITY;
+  return soft_cap > 0 ? soft_cap * tanhf(logit / soft_cap) : logit;
+}
+
+/// e^x for x <= 0.
+POLYKV_HOST_DEVICE inline float exp_of(float x) {
+  return exp2f(x * 1.44269504F);
+}
+
+template <typename Thread>
+POLYKV_HOST_DEVICE inline float warp_sum(Thread& cuda, float value) {
+  POLYKV_UNROLL
+  for (uint32_t mask = 16; mask > 0; mask /= 2) value += cuda.shuffle_xor(value, mask);
+  return value;
+}
+
+template <typename Thread>
+POLYKV_HOST_DEVICE inline float warp_maximum(Thread& cuda, float value) {
+  POLYKV_UNROLL
+  for (uint32_t mask = 16; mask > 0; mask /= 2) value = fmaxf(value, cuda.shuffle_xor(value, mask));
+  return value;
+}
+
+/// The index of the first of ascending numbers that is not below `least`.
+POLYKV_HOST_DEVICE inline uint32_t lower_bound(const uint32_t* numbers, uint32_t count,
+                                               uint64_t least) {
+  uint32_t low = 0;
+  while (low < count) {
+    const uint32_t middle = low + (count - low) / 2;
+    if (numbers[middle] < least) {
+      low = middle + 1;
+    } else {
+      count = middle;
+    }
+  }
+  return low;
+}
+
+}  // namespace polykv::cuda

@@ -1,0 +1,218 @@
+// Attention of a tile of rows to keys and values that are not packed: exact rows, and the blocks of `exact`. In fp32, as
+// they are: not rotated, not centred. Exact rows are a few in a part, and `exact` is a control: a warp takes a token at a
+// time, a lane every 32nd dim, and sums of a logit go over the warp.
+//
+// Bytes per token and kv_head: those of its K and V, once for each tile of rows.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/attend_arguments.h"
+#include "kernels/cuda/thread.h"
+
+namespace polykv::cuda {
+
+struct AttendPlainArguments {
+  // [query, head, dim] under strides
+  const void* q;
+  Dtype q_dtype;
+  int64_t query_stride;
+  int64_t head_stride;
+  int64_t dim_stride;
+  float scale;
+  bool is_exact_rows;  // of parts; otherwise blocks of `exact`
+  Dtype source_dtype;  // of those
+  uint64_t block_bytes;
+  uint32_t k_head_dim;
+  uint32_t v_head_dim;
+  uint32_t tile_count;    // of a kv_head's rows
+  uint32_t split_tokens;  // of `exact`; a part's exact rows are one split
+  AttendRows rows;
+  AttendWorkspace workspace;
+  uint32_t first_place;  // of the workspace's splits, where these begin
+  uint32_t split_count;  // of these parts
+  AttendPart parts[kMaxParts];
+};
+
+struct AttendPlainKernel {
+  using Arguments = AttendPlainArguments;
+  static constexpr uint32_t kRows = kPlainTileRows;
+  static constexpr uint32_t kWarps = 4;
+  static constexpr uint32_t kThreads = kWarps * kWarpThreads;
+  static constexpr uint32_t kMinBlocks = 4;
+  static constexpr uint32_t kLaneDims = kMaxDeviceHeadDim / kWarpThreads;
+  enum Sync : uint32_t { kQueriesLoaded = 1, kWarpsDone };
+
+  struct Shared {
+    float queries[kRows][kMaxDeviceHeadDim];
+    float outputs[kWarps][kRows][kMaxDeviceHeadDim];
+    SplitState states[kWarps][kRows];
+  };
+
+  struct Warp {
+    const Arguments& a;
+    Shared& shared;
+    const AttendPart& part;
+    uint32_t warp;
+    uint32_t lane;
+    uint32_t kv_head;
+    uint32_t row_count;
+    uint64_t first_seen[kRows];
+    SplitState states[kRows];
+  };
+
+  template <typename Thread>
+  POLYKV_HOST_DEVICE static void run(Thread& cuda, const Arguments& a) {
+    const auto index = static_cast<uint32_t>(cuda.block_index());
+    const uint32_t tile_row = index % a.tile_count * kRows;
+    const uint32_t split = index / a.tile_count % a.split_count;
+    uint32_t part = 0;
+    while (split >= a.parts[part].first_split + a.parts[part].split_count) ++part;
+    Warp w{a,
+           cuda.template shared<Shared>(),
+           a.parts[part],
+           cuda.thread_index() / kWarpThreads,
+           cuda.thread_index() % kWarpThreads,
+           index / a.tile_count / a.split_count,
+           0,
+           {},
+           {}};
+    w.row_count = a.rows.group_rows - tile_row < kRows ? a.rows.group_rows - tile_row : kRows;
+    const uint64_t row = uint64_t{w.kv_head} * a.rows.group_rows + tile_row;
+    load_queries(w, row, tile_row);
+    cuda.sync_threads(kQueriesLoaded);
+    attend_tokens(cuda, w, split - w.part.first_split);
+    for (uint32_t r = 0; r < kRows; ++r) {
+      if (w.lane == 0) w.shared.states[w.warp][r] = w.states[r];
+    }
+    cuda.sync_threads(kWarpsDone);
+    store(w, row, a.first_place + split);
+  }
+
+ private:
+  POLYKV_HOST_DEVICE static void load_queries(Warp& w, uint64_t row, uint32_t tile_row) {
+    const Arguments& a = w.a;
+    for (uint32_t r = 0; r < kRows; ++r) {
+      const bool exists = r < w.row_count;
+      w.states[r] = {-INFINITY, 0};
+      w.first_seen[r] = exists ? a.rows.first_seen(w.part, tile_row + r) : ~uint64_t{0};
+      const int64_t query = static_cast<int64_t>((row + r) % a.rows.query_count);
+      const int64_t head = static_cast<int64_t>((row + r) / a.rows.query_count);
+      for (uint32_t dim = w.warp * kWarpThreads + w.lane; dim < a.k_head_dim; dim += kThreads) {
+        w.shared.queries[r][dim] =
+            exists
+                ? load_element(a.q, a.q_dtype,
+                               query * a.query_stride + head * a.head_stride + dim * a.dim_stride) *
+                      a.scale
+                : 0.0F;
+      }
+      for (uint32_t dim = w.lane; dim < a.v_head_dim; dim += kWarpThreads)
+        w.shared.outputs[w.warp][r][dim] = 0;
+    }
+  }
+
+  /// Where a token's rows are.
+  struct Rows {
+    const void* k;
+    const void* v;
+    Dtype dtype;
+    float k_unit;
+    float v_unit;
+  };
+
+  POLYKV_HOST_DEVICE static Rows exact_row(const Warp& w, uint32_t index) {
+    const uint64_t row = uint64_t{w.kv_head} * w.part.exact_capacity + index;
+    return {w.part.exact_k + row * w.a.k_head_dim, w.part.exact_v + row * w.a.v_head_dim,
+            Dtype::f16, w.part.exact_k_unit, w.part.exact_v_unit};
+  }
+
+  POLYKV_HOST_DEVICE static Rows block_row(const Warp& w, uint64_t token) {
+    const uint64_t element_bytes = w.a.source_dtype == Dtype::f32 ? 4 : 2;
+    const uint8_t* block =
+        w.part.blocks + (w.kv_head * w.part.block_count + token / kBlockTokens) * w.a.block_bytes;
+    const uint64_t slot = token % kBlockTokens;
+    const uint64_t v_rows = kBlockTokens * w.a.k_head_dim;
+    return {block + slot * w.a.k_head_dim * element_bytes,
+            block + (v_rows + slot * w.a.v_head_dim) * element_bytes, w.a.source_dtype, 1, 1};
+  }
+
+  template <typename Thread>
+  POLYKV_HOST_DEVICE static void attend_tokens(Thread& cuda, Warp& w, uint32_t split) {
+    if (w.a.is_exact_rows) {
+      for (uint32_t i = w.warp; i < w.part.exact_count; i += kWarps) {
+        const uint64_t token = w.part.exact_tokens[i];
+        if (token < w.part.first_token || token >= w.part.end_token) continue;
+        attend_token(cuda, w, token, exact_row(w, i));
+      }
+      return;
+    }
+    const uint64_t first = w.part.first_token + uint64_t{split} * w.a.split_tokens;
+    const uint64_t left = w.part.end_token - first;
+    const uint64_t end = first + (left < w.a.split_tokens ? left : w.a.split_tokens);
+    for (uint64_t token = first + w.warp; token < end; token += kWarps)
+      attend_token(cuda, w, token, block_row(w, token));
+  }
+
+  template <typename Thread>
+  POLYKV_HOST_DEVICE static void attend_token(Thread& cuda, Warp& w, uint64_t token,
+                                              const Rows& rows) {
+    float k[kLaneDims];
+    float v[kLaneDims];
+    POLYKV_UNROLL
+    for (uint32_t i = 0; i < kLaneDims; ++i) {
+      const uint32_t dim = w.lane + i * kWarpThreads;
+      k[i] = dim < w.a.k_head_dim ? load_element(rows.k, rows.dtype, dim) * rows.k_unit : 0.0F;
+      v[i] = dim < w.a.v_head_dim ? load_element(rows.v, rows.dtype, dim) * rows.v_unit : 0.0F;
+    }
+    POLYKV_UNROLL
+    for (uint32_t r = 0; r < kRows; ++r) {
+      if (token < w.first_seen[r]) continue;  // the whole warp
+      float logit = 0;
+      POLYKV_UNROLL
+      for (uint32_t i = 0; i < kLaneDims; ++i) {
+        const uint32_t dim = w.lane + i * kWarpThreads;
+        if (dim < w.a.k_head_dim) logit += w.shared.queries[r][dim] * k[i];
+      }
+      logit = capped(warp_sum(cuda, logit), w.a.rows.soft_cap);
+      SplitState& state = w.states[r];
+      const float maximum = fmaxf(state.maximum, logit);
+      const float factor = state.maximum > -INFINITY ? exp_of(state.maximum - maximum) : 0.0F;
+      const float weight = exp_of(logit - maximum);
+      state = {maximum, state.sum * factor + weight};
+      POLYKV_UNROLL
+      for (uint32_t i = 0; i < kLaneDims; ++i) {
+        const uint32_t dim = w.lane + i * kWarpThreads;
+        if (dim >= w.a.v_head_dim) break;
+        float& output = w.shared.outputs[w.warp][r][dim];
+        output = output * factor + weight * v[i];
+      }
+    }
+  }
+
+  /// The warps' results as one.
+  POLYKV_HOST_DEVICE static void store(const Warp& w, uint64_t row, uint32_t place_in_row) {
+    const uint32_t thread = w.warp * kWarpThreads + w.lane;
+    for (uint32_t r = 0; r < w.row_count; ++r) {
+      float maximum = -INFINITY;
+      for (uint32_t i = 0; i < kWarps; ++i) maximum = fmaxf(maximum, w.shared.states[i][r].maximum);
+      float factors[kWarps];
+      float sum = 0;
+      POLYKV_UNROLL
+      for (uint32_t i = 0; i < kWarps; ++i) {
+        const SplitState state = w.shared.states[i][r];
+        factors[i] = state.maximum > -INFINITY ? exp_of(state.maximum - maximum) : 0.0F;
+        sum += state.sum * factors[i];
+      }
+      const uint64_t place = w.a.workspace.place(row + r, place_in_row);
+      for (uint32_t dim = thread; dim < w.a.v_head_dim; dim += kThreads) {
+        float output = 0;
+        POLYKV_UNROLL
+        for (uint32_t i = 0; i < kWarps; ++i) output += w.shared.outputs[i][r][dim] * factors[i];
+        w.a.workspace.outputs[place * w.a.v_head_dim + dim] = output;
+      }
+      if (thread == 0) w.a.workspace.states[place] = {maximum, sum};
+    }
+  }
+};
+
+}  // namespace polykv::cuda

@@ -1,0 +1,34 @@
+// Queues kernels on a stream of the CUDA runtime. Only for nvcc.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "common/result.h"
+#include "kernels/cuda/thread.h"
+
+namespace polykv::cuda {
+
+/// Remembers the first failure.
+class DeviceLauncher {
+ public:
+  explicit DeviceLauncher(void* stream) : stream_(static_cast<cudaStream_t>(stream)) {}
+
+  template <typename Kernel>
+  void launch(uint64_t block_count, const typename Kernel::Arguments& arguments) {
+    if (error_ != cudaSuccess) return;
+    run_kernel<Kernel>
+        <<<static_cast<uint32_t>(block_count), Kernel::kThreads, 0, stream_>>>(arguments);
+    error_ = cudaGetLastError();
+  }
+  Status status() const {
+    if (error_ == cudaSuccess) return Status::ok();
+    return {POLYKV_ERR_SYSTEM, format("launch a kernel on the device: %s; see polykvctl doctor",
+                                      cudaGetErrorString(error_))};
+  }
+
+ private:
+  cudaStream_t stream_;
+  cudaError_t error_ = cudaSuccess;
+};
+
+}  // namespace polykv::cuda

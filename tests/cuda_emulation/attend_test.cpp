@@ -1,0 +1,392 @@
+// Attention's kernels against attention in double precision over what the layer decodes to.
+#include <catch2/catch.hpp>
+#include <random>
+
+#include "kernels/half.h"
+#include "tests/cuda_emulation/device_calls.h"
+#include "tests/support/attention_oracle.h"
+
+using namespace polykv;
+using namespace polykv::test;
+
+namespace {
+
+constexpr uint32_t kDims[] = {64, 80, 96, 112, 128, 192, 256};
+constexpr uint32_t kGroups[] = {1, 3, 4, 8};
+constexpr Profile kProfiles[] = {Profile::exact, Profile::k8v8, Profile::k6v5,
+                                 Profile::k5v4,  Profile::k8v3, Profile::k4v3};
+constexpr Schedule kSchedules[] = {
+    {Order::ascending, 0, 0}, {Order::descending, 0, 0}, {Order::random, 5, 0}};
+
+/// A segment and what it decodes to.
+struct Document {
+  Document(const LayerValues& values, Profile profile, uint64_t first_token = 0,
+           std::vector<uint32_t> chosen = {}, Dtype source_dtype = Dtype::f32)
+      : first_token(first_token), bytes(build(values, profile, chosen, source_dtype)) {
+    decoded = decode_all(open_segment(bytes), 0, Backend::reference);
+  }
+  AlignedBytes build(const LayerValues& values, Profile profile,
+                     const std::vector<uint32_t>& chosen, Dtype source_dtype) const {
+    SegmentOptions options;
+    options.first_token = first_token;
+    options.chosen = chosen;
+    options.chosen_exact_rows = static_cast<uint32_t>(chosen.size());
+    return build_segment(test_spec(test_model({values.geometry}, source_dtype), profile,
+                                   values.token_count, options),
+                         {values}, options);
+  }
+  LayerView layer() const { return open_segment(bytes).layer(0); }
+  cuda::AttendRun run() const { return {layer(), first_token, 0, decoded.token_count}; }
+
+  uint64_t first_token;
+  AlignedBytes bytes;
+  LayerValues decoded;
+};
+
+/// Queries of `length` times 1 / the longest key: |q| |k| is at most that, so logits are within it.
+std::vector<float> random_queries(const LayerValues& keys, uint32_t rows, double length,
+                                  uint32_t seed) {
+  const uint32_t dim = keys.geometry.k_head_dim;
+  double longest = 1e-30;
+  for (size_t i = 0; i < keys.k.size(); i += dim)
+    longest = std::max(longest, norm(&keys.k[i], dim));
+  std::mt19937 engine(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> q(size_t{rows} * dim);
+  for (float& value : q) value = normal(engine);
+  for (size_t i = 0; i < q.size(); i += dim) {
+    const auto factor = static_cast<float>(length / longest / norm(&q[i], dim));
+    for (uint32_t j = 0; j < dim; ++j) q[i + j] *= factor;
+  }
+  return q;
+}
+
+struct Answer {
+  std::vector<float> output;       // [query, head, v_head_dim]
+  std::vector<float> log_sum_exp;  // [query, head]
+};
+
+cuda::AttendCall dense_call(const std::vector<cuda::AttendRun>& runs, uint32_t group,
+                            uint32_t query_count, const std::vector<float>& q, Answer& answer) {
+  const LayerGeometry& geometry = runs[0].layer.geometry;
+  cuda::AttendCall call;
+  call.runs = runs;
+  call.query_count = query_count;
+  call.head_count = group * geometry.kv_head_count;
+  call.q = q.data();
+  call.q_strides = {geometry.k_head_dim, int64_t{query_count} * geometry.k_head_dim, 1};
+  const size_t rows = size_t{query_count} * call.head_count;
+  answer.output.assign(rows * geometry.v_head_dim, -99.0F);
+  answer.log_sum_exp.assign(rows, -99.0F);
+  call.output = answer.output.data();
+  call.output_strides = {int64_t{call.head_count} * geometry.v_head_dim, geometry.v_head_dim, 1};
+  call.log_sum_exp = answer.log_sum_exp.data();
+  return call;
+}
+
+void run(const cuda::AttendCall& call, uint32_t multiprocessors, const Schedule& schedule) {
+  const Status status = emulated_attend(call, multiprocessors, schedule);
+  INFO(status.message());
+  REQUIRE(status.is_ok());
+}
+
+/// Of rows [head, query] with the logits' scale and first tokens of the call, which are the document's.
+void check(const cuda::AttendCall& call, const Document& document, const Answer& answer) {
+  const LayerGeometry& geometry = document.decoded.geometry;
+  const auto* q = static_cast<const float*>(call.q);
+  const cuda::AttendRun& run = call.runs[0];
+  float largest_v = 0;
+  for (const float value : document.decoded.v) largest_v = std::max(largest_v, std::abs(value));
+  const uint32_t group = call.head_count / geometry.kv_head_count;
+  for (uint32_t head = 0; head < call.head_count; ++head) {
+    for (uint32_t query = 0; query < call.query_count; ++query) {
+      const float* row = q + (size_t{head} * call.query_count + query) * geometry.k_head_dim;
+      uint64_t first = run.first_token;
+      const uint64_t end = run.first_token + run.token_count;
+      if (call.query_first_tokens != nullptr) {
+        const uint64_t from = call.query_first_tokens[query];
+        first = std::max(first, from < run.document_token ? 0 : from - run.document_token);
+        first = std::min(first, end);
+      }
+      std::vector<double> want;
+      const double want_sum =
+          plain_attention(document.decoded, head / group, row, first, end, call.soft_cap, want);
+      const size_t at = size_t{query} * call.head_count + head;
+      const double tolerance = logit_tolerance(run.layer, document.decoded, head / group, row);
+      INFO("head " << head << " query " << query);
+      if (std::isinf(want_sum)) {
+        REQUIRE(answer.log_sum_exp[at] == want_sum);
+      } else {
+        REQUIRE(std::abs(answer.log_sum_exp[at] - want_sum) <= tolerance);
+      }
+      double worst = 0;
+      for (uint32_t i = 0; i < geometry.v_head_dim; ++i) {
+        const double difference = std::abs(answer.output[at * geometry.v_head_dim + i] - want[i]);
+        worst = difference <= worst ? worst : difference;  // NaN is worst
+      }
+      REQUIRE(worst <= (2 * tolerance + 6e-5) * largest_v);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("every profile, head_dim and tail attends as double precision does") {
+  uint32_t cases = 0;
+  for (const Profile profile : kProfiles) {
+    for (size_t i = 0; i < std::size(kDims); ++i) {
+      for (const uint64_t tokens : {0, 1, 63, 64, 65}) {
+        // K and V of different head_dims. No tokens: of a segment that has some.
+        const LayerGeometry geometry{2, kDims[i], kDims[(i * 3 + 2) % std::size(kDims)], 0};
+        const uint32_t group = kGroups[cases % std::size(kGroups)];
+        INFO(profile_name(profile) << " " << geometry.k_head_dim << " " << geometry.v_head_dim
+                                   << ", " << tokens << " tokens, group " << group);
+        const Document document(random_values(geometry, std::max<uint64_t>(tokens, 5), cases),
+                                profile, cases % 3 == 0 ? 0 : 4096);
+        const std::vector<float> q = random_queries(document.decoded, 2 * group, 8, cases);
+        std::vector<cuda::AttendRun> runs = {document.run()};
+        runs[0].token_count = tokens;
+        Answer answer;
+        const cuda::AttendCall call = dense_call(runs, group, 1, q, answer);
+        run(call, 1, kSchedules[cases++ % std::size(kSchedules)]);
+        check(call, document, answer);
+      }
+    }
+  }
+  CHECK(cases == 6 * 7 * 5);
+}
+
+TEST_CASE("every profile and group gives the same bits in every schedule of threads") {
+  for (const Profile profile : kProfiles) {
+    for (const uint32_t group : {1U, 2U, 3U, 4U, 5U, 8U, 9U, 17U}) {
+      const Document document(random_values({2, 64, 80, 0}, 150, group), profile, 0, {7, 70, 149});
+      const std::vector<float> q = random_queries(document.decoded, 2 * group, 8, group);
+      const std::vector<cuda::AttendRun> runs = {document.run()};
+      INFO(profile_name(profile) << " group " << group);
+      Answer first;
+      for (const Schedule& schedule : kSchedules) {
+        Answer answer;
+        const cuda::AttendCall call = dense_call(runs, group, 1, q, answer);
+        run(call, 1, schedule);
+        check(call, document, answer);
+        if (first.output.empty()) first = answer;
+        CHECK(answer.output == first.output);
+        CHECK(answer.log_sum_exp == first.log_sum_exp);
+      }
+    }
+  }
+}
+
+TEST_CASE("splits, windows, soft-caps and ranges inside a segment attend as they should") {
+  uint32_t cases = 0;
+  for (const Profile profile : kProfiles) {
+    const Document document(random_values({2, 80, 64, 0}, 1500, 3), profile, 4096,
+                            {0, 63, 64, 700, 701, 1499});
+    for (const uint32_t multiprocessors : {1U, 4U, 132U}) {
+      struct Range {
+        uint64_t first, count;
+      };
+      for (const Range range : {Range{0, 1500}, {1, 1499}, {63, 2}, {700, 1}, {700, 601}}) {
+        const std::vector<float> q = random_queries(document.decoded, 2 * 2 * 3, 6, ++cases);
+        std::vector<cuda::AttendRun> runs = {document.run()};
+        runs[0].first_token = range.first;
+        runs[0].token_count = range.count;
+        // The second query sees a few tokens, the third none at all or some.
+        const std::vector<uint64_t> first_tokens = {cases % 2 == 0 ? 17 : 4096 + range.first,
+                                                    4096 + range.first + range.count / 2 + 1,
+                                                    cases % 2 == 0 ? 100000U : 4096 + 701U};
+        Answer answer;
+        cuda::AttendCall call = dense_call(runs, 2, 3, q, answer);
+        if (cases % 3 != 0) call.query_first_tokens = first_tokens.data();
+        if (cases % 2 == 0) call.soft_cap = 2.5F;
+        INFO(profile_name(profile) << " " << range.first << " + " << range.count << ", "
+                                   << multiprocessors << " multiprocessors");
+        run(call, multiprocessors, kSchedules[cases % std::size(kSchedules)]);
+        check(call, document, answer);
+      }
+    }
+  }
+}
+
+TEST_CASE("several segments in one call are attended to as one document") {
+  for (const Profile profile : kProfiles) {
+    // More than fit into one launch's arguments, some without exact rows, one without tokens.
+    const LayerValues whole = random_values({1, 64, 64, 0}, 70 * 70, 9);
+    std::vector<Document> documents;
+    std::vector<cuda::AttendRun> runs;
+    LayerValues decoded = empty_values(whole.geometry, whole.token_count);
+    documents.reserve(70);
+    for (uint64_t i = 0; i < 70; ++i) {
+      LayerValues values = empty_values(whole.geometry, 70);
+      std::copy_n(whole.k.begin() + static_cast<int64_t>(i * 70 * 64), 70 * 64, values.k.begin());
+      std::copy_n(whole.v.begin() + static_cast<int64_t>(i * 70 * 64), 70 * 64, values.v.begin());
+      std::vector<uint32_t> chosen;
+      if (i % 3 == 1) chosen = {static_cast<uint32_t>(i % 70)};
+      documents.emplace_back(values, profile, i * 70, chosen);
+      const LayerValues& back = documents.back().decoded;
+      std::copy(back.k.begin(), back.k.end(),
+                decoded.k.begin() + static_cast<int64_t>(i * 70 * 64));
+      std::copy(back.v.begin(), back.v.end(),
+                decoded.v.begin() + static_cast<int64_t>(i * 70 * 64));
+      runs.push_back(documents.back().run());
+    }
+    const std::vector<float> q = random_queries(decoded, 2 * 2, 6, 1);
+    const std::vector<uint64_t> first_tokens = {0, 3333};
+    Answer answer;
+    cuda::AttendCall call = dense_call(runs, 2, 2, q, answer);
+    call.query_first_tokens = first_tokens.data();
+    run(call, 8, kSchedules[2]);
+    for (uint32_t query = 0; query < 2; ++query) {
+      for (uint32_t head = 0; head < 2; ++head) {
+        std::vector<double> want;
+        const double want_sum = plain_attention(decoded, 0, &q[(head * 2 + query) * 64],
+                                                first_tokens[query], 70 * 70, 0, want);
+        INFO(profile_name(profile) << " query " << query << " head " << head);
+        CHECK(std::abs(answer.log_sum_exp[query * 2 + head] - want_sum) <= 4e-4);
+        double worst = 0;
+        for (uint32_t i = 0; i < 64; ++i)
+          worst = std::max(worst, std::abs(answer.output[(query * 2 + head) * 64 + i] - want[i]));
+        CHECK(worst <= 1e-3);
+      }
+    }
+  }
+}
+
+TEST_CASE("a token that draws nearly everything leaves the others their small weights") {
+  // 2,000 tokens of weight e^-9 beside one: together a fifth of it. Fixed point relative to the one would lose them.
+  LayerValues values = empty_values({1, 64, 64, 0}, 2001);
+  for (size_t i = 0; i < values.k.size(); ++i) {
+    values.k[i] = (i / 64 == 1000 && i % 64 == 0 ? 9.0F : 0.0F) + 0.01F * static_cast<float>(i % 7);
+    values.v[i] = i / 64 == 1000 ? 0.0F : 1.0F + 0.125F * static_cast<float>(i % 5);
+  }
+  for (const Profile profile : kProfiles) {
+    const Document document(values, profile, 4096, {});
+    std::vector<float> q(64, 0.0F);
+    q[0] = 1;
+    const std::vector<cuda::AttendRun> runs = {document.run()};
+    Answer answer;
+    const cuda::AttendCall call = dense_call(runs, 1, 1, q, answer);
+    run(call, 1, kSchedules[0]);
+    INFO(profile_name(profile));
+    check(call, document, answer);
+    CHECK(answer.output[0] > 0.1);
+  }
+}
+
+TEST_CASE("queries and outputs of any dtype and strides, with a scale, and no log-sum-exp") {
+  const Document document(random_values({2, 64, 80, 0}, 130, 5), Profile::k5v4);
+  const std::vector<cuda::AttendRun> runs = {document.run()};
+  std::vector<float> q = random_queries(document.decoded, 2 * 3 * 2, 8, 5);
+  for (float& value : q) value = f32_from_bf16(bf16_from_f32(value));
+  Answer want;
+  const cuda::AttendCall plain = dense_call(runs, 3, 2, q, want);
+  run(plain, 1, kSchedules[0]);
+  for (const Dtype dtype : {Dtype::f32, Dtype::f16, Dtype::bf16}) {
+    // Queries four times as large as they are to be, [dim, head, query]; outputs with gaps.
+    std::vector<float> q32(q.size());
+    std::vector<uint16_t> q16(q.size());
+    for (uint32_t head = 0; head < 6; ++head) {
+      for (uint32_t query = 0; query < 2; ++query) {
+        for (uint32_t dim = 0; dim < 64; ++dim) {
+          const float value = 4 * q[(head * 2 + query) * 64 + dim];
+          const size_t at = (dim * 6 + head) * 2 + query;
+          q32[at] = value;
+          q16[at] = bf16_from_f32(value);
+        }
+      }
+    }
+    std::vector<float> out32(12 * 100, -99.0F);
+    std::vector<uint16_t> out16(12 * 100, 0xeeee);
+    cuda::AttendCall call = plain;
+    call.query_dtype = dtype == Dtype::bf16 ? Dtype::bf16 : Dtype::f32;
+    call.q = dtype == Dtype::bf16 ? static_cast<const void*>(q16.data()) : q32.data();
+    call.q_strides = {1, 2, 12};
+    call.scale = 0.25F;
+    call.output_dtype = dtype;
+    call.output = dtype == Dtype::f32 ? static_cast<void*>(out32.data()) : out16.data();
+    call.output_strides = {100, 200, 1};
+    call.log_sum_exp = nullptr;
+    run(call, 1, kSchedules[1]);
+    uint32_t wrong = 0;
+    for (uint32_t head = 0; head < 6; ++head) {
+      for (uint32_t query = 0; query < 2; ++query) {
+        for (uint32_t dim = 0; dim < 100; ++dim) {
+          const size_t at = query * 100 + head * 200 + dim;
+          const float value = dim < 80 ? want.output[(query * 6 + head) * 80 + dim] : -99.0F;
+          if (dtype == Dtype::f32) {
+            wrong += out32[at] != value ? 1U : 0U;
+          } else if (dim >= 80) {
+            wrong += out16[at] != 0xeeee ? 1U : 0U;
+          } else {
+            wrong +=
+                out16[at] != (dtype == Dtype::f16 ? f16_from_f32(value) : bf16_from_f32(value));
+          }
+        }
+      }
+    }
+    CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("a logit that is no finite number makes its row's result NaN, and no other's") {
+  const LayerValues values = random_values({1, 64, 64, 0}, 200, 5);
+  for (const Profile profile : kProfiles) {
+    Document document(values, profile);
+    std::vector<float> q = random_queries(document.decoded, 2, 8, 5);
+    std::fill_n(q.begin(), 64, 3e38F);
+    const std::vector<cuda::AttendRun> runs = {document.run()};
+    Answer answer;
+    const cuda::AttendCall call = dense_call(runs, 2, 1, q, answer);
+    run(call, 1, kSchedules[0]);
+    INFO(profile_name(profile));
+    CHECK(std::isnan(answer.log_sum_exp[0]));
+    CHECK(std::isnan(answer.output[3]));
+    CHECK(std::isfinite(answer.log_sum_exp[1]));
+    CHECK(std::isfinite(answer.output[64 + 3]));
+    if (profile == Profile::exact) continue;
+    // A gain that no encoder writes.
+    std::fill_n(q.begin(), 64, 0.01F);
+    const uint64_t offset =
+        static_cast<uint64_t>(document.layer().block(0, 1) - document.bytes.span().data());
+    document.bytes.span()[offset + 2 * 5 + 1] = 0xfc;
+    run(call, 1, kSchedules[0]);
+    CHECK(std::isnan(answer.log_sum_exp[0]));
+    CHECK(std::isnan(answer.log_sum_exp[1]));
+  }
+}
+
+TEST_CASE("attention on the device refuses what it cannot do, and says why") {
+  const Document document(random_values({2, 64, 64, 0}, 70, 1), Profile::k5v4);
+  const Document other(random_values({2, 64, 64, 0}, 70, 1), Profile::k4v3);
+  const Document paper(random_values({2, 64, 64, 0}, 70, 1), Profile::paper_k8v3);
+  const std::vector<float> q(4 * 64, 0.1F);
+  Answer answer;
+  const auto refused = [&](auto change, polykv_status code, const char* word) {
+    std::vector<cuda::AttendRun> runs = {document.run()};
+    cuda::AttendCall call = dense_call(runs, 2, 1, q, answer);
+    change(call, runs);
+    call.runs = runs;
+    const Status status = emulated_attend(call, 1, kSchedules[0]);
+    INFO(status.message());
+    CHECK(status.code() == code);
+    CHECK(status.message().find(word) != std::string::npos);
+    CHECK(answer.output == std::vector<float>(4 * 64, -99.0F));
+  };
+  using Runs = std::vector<cuda::AttendRun>;
+  using Call = cuda::AttendCall;
+  refused([](Call&, Runs& runs) { runs.clear(); }, POLYKV_ERR_INVALID_ARGUMENT, "no segment");
+  refused([](Call&, Runs& runs) { runs[0].first_token = 1; }, POLYKV_ERR_INVALID_ARGUMENT,
+          "1 + 70");
+  refused([&](Call&, Runs& runs) { runs.push_back(other.run()); }, POLYKV_ERR_INVALID_ARGUMENT,
+          "k4v3");
+  refused([&](Call&, Runs& runs) { runs[0] = paper.run(); }, POLYKV_ERR_UNSUPPORTED, "paper-k8v3");
+  refused([](Call&, Runs& runs) { runs[0].layer.geometry.k_head_dim = 272; },
+          POLYKV_ERR_UNSUPPORTED, "272");
+  refused([](Call& call, Runs&) { call.head_count = 3; }, POLYKV_ERR_INVALID_ARGUMENT, "kv_heads");
+  refused([](Call& call, Runs&) { call.query_count = 0; }, POLYKV_ERR_INVALID_ARGUMENT,
+          "0 queries");
+  refused([](Call& call, Runs&) { call.q = nullptr; }, POLYKV_ERR_INVALID_ARGUMENT, "null");
+  refused([](Call& call, Runs&) { call.soft_cap = -1; }, POLYKV_ERR_INVALID_ARGUMENT, "soft_cap");
+  refused([](Call& call, Runs&) { call.output_dtype = static_cast<Dtype>(9); },
+          POLYKV_ERR_INVALID_ARGUMENT, "dtype 9");
+}

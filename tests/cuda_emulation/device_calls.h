@@ -1,0 +1,18 @@
+// kernels/cuda/launch.h, run by the emulation on host memory.
+#pragma once
+
+#include "common/result.h"
+#include "kernels/codec.h"
+#include "kernels/cuda/attend_call.h"
+#include "tests/cuda_emulation/emulation.h"
+
+namespace polykv::test {
+
+/// A failure of the emulation is POLYKV_ERR_INTERNAL.
+Status emulated_decode(const LayerView& layer, const DecodeTarget& target,
+                       const Schedule& schedule);
+/// With a workspace of exactly the planned size, full of NaN.
+Status emulated_attend(const cuda::AttendCall& call, uint32_t multiprocessor_count,
+                       const Schedule& schedule);
+
+}  // namespace polykv::test

@@ -12,7 +12,7 @@
 
 namespace polykv {
 
-inline constexpr uint32_t kProtocolVersion = 1;
+inline constexpr uint32_t kProtocolVersion = 2;
 inline constexpr uint32_t kProtocolVersionMin = 1;
 inline constexpr size_t kMaxPacketBytes = 64 * 1024;
 inline constexpr size_t kMaxPacketFds = 16;  // the kernel's limit is 253

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "common/packet_socket.h"
+
 namespace polykv {
 
 Result<const wire::Packet*> parse_packet(std::span<const uint8_t> bytes) {
@@ -16,9 +18,10 @@ Result<const wire::Packet*> parse_packet(std::span<const uint8_t> bytes) {
   const wire::Packet* packet = wire::GetPacket(bytes.data());
   if (packet->body_type() == wire::Body::NONE || packet->body() == nullptr ||
       packet->body_type() > wire::Body::MAX) {
-    return {POLYKV_ERR_VERSION, format("read a packet: message type %u is unknown to protocol "
-                                       "version 1; update the older side",
-                                       static_cast<unsigned>(packet->body_type()))};
+    return {POLYKV_ERR_VERSION,
+            format("read a packet: message type %u is unknown to protocol "
+                   "version %u; update the older side",
+                   static_cast<unsigned>(packet->body_type()), kProtocolVersion)};
   }
   return packet;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "daemon/backing.h"
 #include "daemon/documents.h"
 #include "daemon/limits.h"
 #include "daemon/memory_probe.h"
@@ -26,6 +27,7 @@ struct Core {
   ThreadPool& pool;
   const Limits& limits;
   const MemoryProbe& memory;
+  Backing& backing;
   Server& server;
   Segments& segments;
   Catalog& catalog;

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "daemon/core.h"
+#include "daemon/device_start.h"
 #include "daemon/listener.h"
 #include "daemon/options.h"
 #include "daemon/requests.h"
@@ -13,12 +14,14 @@ namespace polykv::daemon {
 /// Created and run on one thread.
 class Daemon {
  public:
-  static Result<std::unique_ptr<Daemon>> create(const Options& options, const Limits& limits);
+  static Result<std::unique_ptr<Daemon>> create(const Options& options, const Limits& limits,
+                                                const DeviceChoice& choice = {});
   ~Daemon();
   Daemon(const Daemon&) = delete;
   Daemon& operator=(const Daemon&) = delete;
 
-  /// Serves connections until stop().
+  /// Serves connections until stop(). POLYKV_ERR_DEVICE_LOST: the GPU with the documents stopped
+  /// working; every session was told.
   Status serve(UniqueFd listening_socket);
   /// Ends sessions and workers; serve() returns soon.
   void stop();
@@ -30,6 +33,7 @@ class Daemon {
  private:
   Daemon(const Options& options, const Limits& limits) : options_(options), limits_(limits) {}
   void on_process_gone(const std::shared_ptr<Process>& process);
+  void on_device_lost(const Status& why);
 
   Options options_;
   Limits limits_;
@@ -44,7 +48,9 @@ class Daemon {
   std::unique_ptr<Core> core_;
   std::unique_ptr<Requests> requests_;
   std::unique_ptr<IngestService> ingest_;
+  std::unique_ptr<Backing> backing_;
   std::unique_ptr<ThreadPool> pool_;
+  Status ended_;  // why serve() returns
 };
 
 }  // namespace polykv::daemon

@@ -3,7 +3,8 @@
 namespace polykv::daemon {
 
 flatbuffers::Offset<wire::DocumentInfo> document_info(flatbuffers::FlatBufferBuilder& builder,
-                                                      const Document& document) {
+                                                      const Document& document,
+                                                      const std::string& backing) {
   const std::vector<std::string> names(document.names.begin(), document.names.end());
   const auto wire_names = builder.CreateVectorOfStrings(names);
   const auto model = to_wire(builder, *document.identity);
@@ -14,6 +15,7 @@ flatbuffers::Offset<wire::DocumentInfo> document_info(flatbuffers::FlatBufferBui
   for (const LayerQuality& layer : document.layers())
     qualities.emplace_back(layer.profiles, layer.query_count, layer.relative_error);
   const auto layers = builder.CreateVectorOfStructs(qualities);
+  const auto wire_backing = builder.CreateString(backing);
   wire::DocumentInfoBuilder info(builder);
   info.add_names(wire_names);
   info.add_digest(&digest);
@@ -31,7 +33,15 @@ flatbuffers::Offset<wire::DocumentInfo> document_info(flatbuffers::FlatBufferBui
   info.add_shared_bytes(document.shared_bytes());
   info.add_prefix_treatment(static_cast<uint32_t>(document.prefix_treatment()));
   info.add_layers(layers);
+  info.add_backing(wire_backing);
   return info.Finish();
+}
+
+wire::DeviceMemory to_wire(const DeviceMemory& memory, uint64_t epoch) {
+  return {
+      flatbuffers::span<const uint8_t, 64>(memory.handle.data(), memory.handle.size()),
+      flatbuffers::span<const uint8_t, 16>(memory.device_uuid.data(), memory.device_uuid.size()),
+      memory.size_bytes, epoch};
 }
 
 }  // namespace polykv::daemon

@@ -22,14 +22,14 @@ const char* document_state_name(DocumentState state) {
 
 uint64_t Document::stored_bytes() const {
   uint64_t bytes = 0;
-  for (const SegmentPart& part : parts) bytes += part.segment->size_bytes;
+  for (const SegmentPart& part : parts) bytes += part.segment->charged_bytes;
   return bytes;
 }
 
 uint64_t Document::shared_bytes() const {
   uint64_t bytes = 0;
   for (const SegmentPart& part : parts) {
-    if (part.segment->document_count > 1) bytes += part.segment->size_bytes;
+    if (part.segment->document_count > 1) bytes += part.segment->charged_bytes;
   }
   return bytes;
 }
@@ -337,7 +337,7 @@ Catalog::Evictions Catalog::choose_evictions(const Room& needed) const {
     for (const SegmentPart& part : document->parts) {
       ++dropped[part.segment.get()];
       if (!frees(*part.segment)) continue;
-      evictions.freed.bytes += part.segment->size_bytes;
+      evictions.freed.bytes += part.segment->charged_bytes;
       ++evictions.freed.segments;
     }
   }

@@ -158,7 +158,8 @@ Result<JobId> Ingest::submit(RequestKey key, const Session& session, const Reque
   spec.has_before_fd = request.has_before_fd();
   spec.profile = static_cast<uint32_t>(what.profile);
   spec.extends = what.extends;
-  spec.recompute_prefix = request.recompute_prefix();
+  // polykv-prefill cannot read device memory: what is shared is not stored again, but computed.
+  spec.recompute_prefix = request.recompute_prefix() || core_.backing.facts().is_cuda();
   spec.add_bos = request.add_bos();
   spec.parse_special = request.parse_special();
   spec.chat_head = request.chat_head();

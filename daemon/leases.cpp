@@ -24,6 +24,15 @@ void Leases::grant(SessionId session_id, uint64_t request_id,
                                   "some",
                                   core_.limits.leases_per_session)});
   }
+  constexpr uint32_t kDeviceMemoryVersion = 2;
+  if (core_.backing.facts().is_cuda() && session->protocol_version < kDeviceMemoryVersion) {
+    end_view();
+    return core_.server.reply_error(
+        session_id, request_id,
+        {POLYKV_ERR_VERSION, format("acquire: the document is in device memory, which protocol "
+                                    "version %u knows of and yours, %u, does not; update libpolykv",
+                                    kDeviceMemoryVersion, session->protocol_version)});
+  }
   auto lease = std::make_shared<Lease>();
   lease->session = session_id;
   lease->request_id = request_id;
@@ -36,7 +45,7 @@ void Leases::grant(SessionId session_id, uint64_t request_id,
   if (document->state == DocumentState::filling) growing_[document.get()].push_back(handle);
 
   flatbuffers::FlatBufferBuilder builder;
-  const auto info = document_info(builder, *document);
+  const auto info = document_info(builder, *document, core_.backing.facts().name);
   const wire::Handle wire_handle = to_wire(handle);
   send_packet(core_.server, session_id, builder, request_id,
               wire::CreateLeaseGranted(builder, &wire_handle, info,
@@ -87,16 +96,19 @@ void Leases::send_segments(const Handle& handle, Lease& lease) {
          lease.unacknowledged.size() < core_.limits.unacknowledged_packets_max) {
     const size_t count = std::min(per_packet, parts.size() - lease.sent_count);
     std::vector<wire::SegmentInfo> infos;
+    std::vector<wire::DeviceMemory> memories;
     std::vector<SharedFd> fds;
     for (size_t i = lease.sent_count; i < lease.sent_count + count; ++i) {
       const Segment& segment = *parts[i].segment;
       infos.emplace_back(segment.first_token, parts[i].token_count, segment.size_bytes);
+      if (segment.device) memories.push_back(to_wire(*segment.device, core_.epoch));
       fds.push_back(segment.readable);
     }
     flatbuffers::FlatBufferBuilder builder;
     const wire::Handle wire_handle = to_wire(handle);
     const auto body = wire::CreateLeaseSegmentsDirect(
-        builder, &wire_handle, static_cast<uint32_t>(lease.sent_count), &infos);
+        builder, &wire_handle, static_cast<uint32_t>(lease.sent_count), &infos,
+        memories.empty() ? nullptr : &memories);
     lease.sent_count += count;
     lease.unacknowledged.push_back(lease.sent_count);
     lease.is_told_stalled = false;

@@ -1,4 +1,5 @@
 // polykvd: keeps documents' compressed KV caches for the agents of this machine.
+#include <poll.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
@@ -12,6 +13,7 @@
 #include <cstdlib>
 
 #include "daemon/daemon.h"
+#include "daemon/device_probe.h"
 #include "daemon/log.h"
 #include "polykv/version.h"
 
@@ -71,9 +73,19 @@ Result<std::unique_ptr<Listener>> listen(const Options& options) {
   return Listener::open(path, options.socket_path.empty(), mode);
 }
 
+/// Waits at the start; false: a signal says stop. The service manager sees why, and is asked for the
+/// time that it takes.
+bool pause(const UniqueFd& signals, int64_t duration_ms, const std::string& why) {
+  ::sd_notifyf(0, "STATUS=Waiting for the GPU: %s\nEXTEND_TIMEOUT_USEC=%lld", why.c_str(),
+               static_cast<long long>(duration_ms + 10'000) * 1000);
+  log_info("waiting for the GPU: %s", why.c_str());
+  pollfd entry{signals.get(), POLLIN, 0};
+  return ::poll(&entry, 1, static_cast<int>(duration_ms)) <= 0;
+}
+
 Status run(const Options& options) {
   raise_open_file_limit();
-  POLYKV_ASSIGN_OR_RETURN(const Limits limits, derive_limits(options, machine_facts()));
+  POLYKV_ASSIGN_OR_RETURN(Limits limits, derive_limits(options, machine_facts()));
   if (options.check_config) {
     std::printf("the configuration is good: budget %llu bytes, %zu models\n",
                 static_cast<unsigned long long>(limits.budget_bytes), options.models.size());
@@ -82,21 +94,35 @@ Status run(const Options& options) {
   start_log(stderr_is_journal(), options.log_level);
   POLYKV_ASSIGN_OR_RETURN(const UniqueFd signals, signal_descriptor());
   POLYKV_ASSIGN_OR_RETURN(const std::unique_ptr<Listener> listener, listen(options));
-  POLYKV_ASSIGN_OR_RETURN(const std::unique_ptr<Daemon> daemon, Daemon::create(options, limits));
+  const Result<DeviceChoice> choice =
+      choose_device(options, [&](int64_t duration_ms, const std::string& why) {
+        return pause(signals, duration_ms, why);
+      });
+  if (choice.status().code() == POLYKV_ERR_CANCELLED) return Status::ok();
+  if (!choice) return choice.status();
+  if (choice->device && options.budget_bytes == 0)
+    limits.budget_bytes = choice->device->info.total_bytes / 2;
+  POLYKV_ASSIGN_OR_RETURN(const std::unique_ptr<Daemon> daemon,
+                          Daemon::create(options, limits, *choice));
   POLYKV_RETURN_IF_ERROR(daemon->loop().watch(signals.get(), EPOLLIN, [&](uint32_t) {
     log_info("stopping");
     ::sd_notify(0, "STOPPING=1");
     daemon->stop();
   }));
   feed_watchdog(daemon->loop());
-  log_info("polykvd %s serves %s with a budget of %llu bytes", POLYKV_VERSION_TEXT,
-           listener->path().c_str(), static_cast<unsigned long long>(limits.budget_bytes));
-  ::sd_notifyf(0, "READY=1\nSTATUS=Serving %s, budget %llu MiB", listener->path().c_str(),
-               static_cast<unsigned long long>(limits.budget_bytes >> 20));
+  const std::string where =
+      choice->device ? "memory of " + choice->device->info.name : std::string("host memory");
+  log_info("polykvd %s serves %s with a budget of %llu bytes of %s", POLYKV_VERSION_TEXT,
+           listener->path().c_str(), static_cast<unsigned long long>(limits.budget_bytes),
+           where.c_str());
+  ::sd_notifyf(0, "READY=1\nSTATUS=Serving %s, budget %llu MiB of %s", listener->path().c_str(),
+               static_cast<unsigned long long>(limits.budget_bytes >> 20), where.c_str());
   return daemon->serve(listener->take_socket());
 }
 
 int main_function(int argument_count, char** arguments) {
+  if (argument_count > 1 && std::string_view(arguments[1]) == kProbeFlag)
+    return run_probe_helper({arguments + 2, arguments + argument_count});
   const OptionSources sources{{arguments + 1, arguments + argument_count},
                               environment("XDG_CONFIG_HOME"),
                               environment("HOME"),

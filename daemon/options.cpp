@@ -96,6 +96,19 @@ Status apply_peer_pidfd(Options& options, const std::string& text) {
   return Status::ok();
 }
 
+Status apply_backing(Options& options, const std::string& text) {
+  if (text == "memfd") {
+    options.backing = BackingKind::memfd;
+  } else if (text == "cuda") {
+    options.backing = BackingKind::cuda;
+  } else if (text == "auto") {
+    options.backing = BackingKind::automatic;
+  } else {
+    return bad("'" + text + "' is not memfd, cuda or auto");
+  }
+  return Status::ok();
+}
+
 Status apply_log_level(Options& options, const std::string& text) {
   constexpr std::array kLevels = {"trace", "debug", "info", "warn", "error", "off"};
   if (std::find(kLevels.begin(), kLevels.end(), text) == kLevels.end())
@@ -117,6 +130,16 @@ const std::vector<Setting>& settings() {
       {"socket_mode", "--socket-mode", "its mode, octal", apply_mode},
       {"budget", "--budget", "memory for documents, for example 8GiB; 0: half of the machine's",
        bytes_into(&Options::budget_bytes)},
+      {"backing", "--backing", "where documents are: memfd, cuda, or auto: cuda where it works",
+       apply_backing},
+      {"cuda.library", "--cuda-library", "polykv's CUDA library",
+       text_into(&Options::cuda_library)},
+      {"cuda.device", "--cuda-device", "UUID of the GPU, as nvidia-smi -L prints it",
+       text_into(&Options::cuda_device)},
+      {"cuda.reserve", "--cuda-reserve", "device memory to leave free for other programs",
+       bytes_into(&Options::cuda_reserve_bytes)},
+      {"cuda.wait", "--cuda-wait", "how long to wait for the GPU's driver at the start",
+       duration_into(&Options::cuda_wait_ms)},
       {"memory_reserve", "--memory-reserve", "memory to leave free on the machine",
        bytes_into(&Options::memory_reserve_bytes)},
       {"stall_deadline", "--stall-deadline", "a producer silent for so long loses its ticket",

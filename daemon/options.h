@@ -15,6 +15,9 @@ struct ConfiguredModel {
   std::string path;
 };
 
+/// Where segments are; automatic: cuda where it works, else memfd.
+enum class BackingKind { memfd, cuda, automatic };
+
 enum class PeerPidfd {
   automatic,  // the kernel's, where it knows SO_PEERPIDFD
   client,     // the one sent with Hello, as on kernels before 6.5
@@ -23,7 +26,7 @@ enum class PeerPidfd {
 struct Options {
   std::string socket_path;    // empty: the default of the user
   uint32_t socket_mode = 0;   // 0: 0600 for a user's daemon, 0660 for root's
-  uint64_t budget_bytes = 0;  // 0: half of the machine's memory
+  uint64_t budget_bytes = 0;  // 0: half of the machine's memory, or of the GPU's
   uint64_t memory_reserve_bytes = uint64_t{64} << 20;
   int64_t stall_deadline_ms = 30'000;
   PeerPidfd peer_pidfd = PeerPidfd::automatic;
@@ -31,6 +34,14 @@ struct Options {
   std::string cgroup_root = "/sys/fs/cgroup";
   std::string proc_self_cgroup = "/proc/self/cgroup";
   std::string proc_meminfo = "/proc/meminfo";
+
+  BackingKind backing = BackingKind::memfd;
+
+  // [cuda]
+  std::string cuda_library = "libpolykv_cuda.so.0";
+  std::string cuda_device;  // a UUID; empty: the first that CUDA tells
+  uint64_t cuda_reserve_bytes = uint64_t{512} << 20;
+  int64_t cuda_wait_ms = 30'000;
 
   // [limits]
   uint64_t connections_per_user = 256;

@@ -10,7 +10,6 @@
 
 #include "daemon/core.h"
 #include "daemon/handles.h"
-#include "daemon/segment_backing.h"
 
 namespace polykv::daemon {
 
@@ -70,7 +69,7 @@ class Publishing {
   /// Of a ticket of this session; null: it is stale.
   std::shared_ptr<Flight> find_ticket(const Session& session, const wire::Handle* handle) const;
 
-  void on_reserve(Session& session, uint64_t request_id, const wire::SegmentReserve& request);
+  void on_reserve(Session& session, uint64_t request_id, const wire::SegmentReserve& wire);
   void on_commit(Session& session, uint64_t request_id, const wire::SegmentCommit& request);
   void on_segment_abort(Session& session, uint64_t request_id, const wire::SegmentAbort& request);
   void on_progress(Session& session, uint64_t request_id, const wire::TicketProgress& request);
@@ -81,10 +80,22 @@ class Publishing {
   std::shared_ptr<OpenSegment> find_segment(const Session& session,
                                             const wire::Handle* handle) const;
   Status check_document(const Document& document, bool replace_name, SessionId session) const;
-  Result<SegmentPromise> promise(const Flight& flight, const wire::SegmentReserve& request) const;
-  Status make_room(uint64_t size_bytes);
+  struct ReserveRequest {
+    Handle ticket;
+    uint64_t first_token = 0;
+    uint64_t token_count = 0;
+    uint32_t chosen_exact_rows = 0;
+    bool has_certificate = false;
+    bool into_device = false;
+    std::vector<Profile> layer_profiles;
+  };
+  static ReserveRequest parse_reserve(const wire::SegmentReserve& wire);
+  Result<SegmentPromise> promise(const Flight& flight, const ReserveRequest& request) const;
+  void reserve(SessionId session, uint64_t request_id, const ReserveRequest& request,
+               const Result<std::vector<MemoryHeadroom>>& headrooms);
+  Status make_room(uint64_t needed_bytes, std::span<const MemoryHeadroom> headrooms);
   void on_allocated(SessionId session, const Handle& handle, uint64_t request_id,
-                    Result<UniqueFd> memfd);
+                    Result<SegmentMemory> memory);
   void reply_reserved(const OpenSegment& open, uint64_t request_id);
   void on_verified(SessionId session, const Handle& handle, uint64_t request_id,
                    Result<SealedSegment> sealed);

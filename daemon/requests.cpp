@@ -51,6 +51,12 @@ void Requests::on_packet(Session& session, const wire::Packet& packet, std::vect
                                   "for some",
                                   core_.limits.pending_requests_per_session)});
   }
+  if (may_wait) {
+    const auto* ingest = packet.body_as_Ingest();
+    const Status allowed =
+        core_.backing.check_user(session.uid, ingest != nullptr && ingest->share_public());
+    if (!allowed.is_ok()) return core_.server.reply_error(session.id, id, allowed);
+  }
   switch (packet.body_type()) {
     case wire::Body::Acquire:
       return acquires_.on_acquire(session, id, *packet.body_as_Acquire(), std::move(fds));
@@ -124,7 +130,7 @@ void Requests::on_list(Session& session, uint64_t request_id, const wire::List& 
       next_cursor = last_serial;
       break;
     }
-    page.push_back(document_info(builder, *document));
+    page.push_back(document_info(builder, *document, core_.backing.facts().name));
     last_serial = document->serial;
   }
   send_packet(core_.server, session.id, builder, request_id,
@@ -179,6 +185,12 @@ void Requests::on_remove(Session& session, uint64_t request_id, const wire::Remo
 void Requests::on_status(Session& session, uint64_t request_id) {
   flatbuffers::FlatBufferBuilder builder;
   const auto version = builder.CreateString(version_);
+  const BackingFacts& backing = core_.backing.facts();
+  const auto backing_name = builder.CreateString(backing.name);
+  const auto backing_note = builder.CreateString(backing.note);
+  const auto device_name = builder.CreateString(backing.device.name);
+  const auto device_uuid =
+      builder.CreateString(backing.is_cuda() ? device::uuid_text(backing.device.uuid) : "");
   wire::StatusReplyBuilder reply(builder);
   reply.add_epoch(core_.epoch);
   reply.add_version(version);
@@ -197,6 +209,15 @@ void Requests::on_status(Session& session, uint64_t request_id) {
   reply.add_evicted_documents_total(core_.counters.evicted_documents_total);
   reply.add_fingerprint_cache_hits_total(core_.counters.fingerprint_cache_hits_total);
   reply.add_fingerprint_cache_misses_total(core_.counters.fingerprint_cache_misses_total);
+  reply.add_backing(backing_name);
+  reply.add_backing_note(backing_note);
+  reply.add_device_name(device_name);
+  reply.add_device_uuid(device_uuid);
+  reply.add_device_total_bytes(backing.device.total_bytes);
+  reply.add_device_free_bytes(backing.free_bytes);
+  reply.add_device_reserve_bytes(backing.reserve_bytes);
+  reply.add_device_driver(static_cast<uint32_t>(backing.versions.driver));
+  reply.add_device_runtime(static_cast<uint32_t>(backing.versions.runtime));
   send_packet(core_.server, session.id, builder, request_id, reply.Finish());
 }
 

@@ -118,25 +118,42 @@ bool seal_against_writing(int memfd) {
          ((seals & F_SEAL_WRITE) != 0 || ::fcntl(memfd, F_ADD_SEALS, F_SEAL_WRITE) == 0);
 }
 
-Result<SealedSegment> seal_and_verify(int memfd, const SegmentPromise& promise) {
+Result<UniqueFd> seal_memfd(int memfd, uint64_t size_bytes) {
   POLYKV_RETURN_IF_ERROR(add_write_seal(memfd));
   if (::fcntl(memfd, F_ADD_SEALS, F_SEAL_SEAL) != 0)
     return system_error("commit a segment: seal its seals", errno);
   struct stat info;
   if (::fstat(memfd, &info) != 0) return system_error("commit a segment", errno);
   constexpr uint64_t kStatBlockBytes = 512;
-  if (static_cast<uint64_t>(info.st_size) != promise.size_bytes ||
-      static_cast<uint64_t>(info.st_blocks) * kStatBlockBytes < promise.size_bytes) {
+  if (static_cast<uint64_t>(info.st_size) != size_bytes ||
+      static_cast<uint64_t>(info.st_blocks) * kStatBlockBytes < size_bytes) {
     return corrupt("the producer punched holes into it");
   }
-  POLYKV_ASSIGN_OR_RETURN(UniqueFd readable, reopen_read_only(memfd));
-  POLYKV_ASSIGN_OR_RETURN(const Mapping mapping,
-                          Mapping::map(readable.get(), promise.size_bytes, MapAccess::read_only));
-  POLYKV_ASSIGN_OR_RETURN(const SegmentView view, SegmentView::open(mapping.bytes()));
+  return reopen_read_only(memfd);
+}
+
+Result<SealedSegment> verify_segment(std::span<const uint8_t> bytes, UniqueFd readable,
+                                     const SegmentPromise& promise, const PayloadAccess& payload) {
+  POLYKV_ASSIGN_OR_RETURN(const SegmentView view, SegmentView::open(bytes));
   POLYKV_RETURN_IF_ERROR(check_promise(view, promise));
-  POLYKV_RETURN_IF_ERROR(view.verify_checksums());
+  POLYKV_RETURN_IF_ERROR(view.verify_header_checksum());
+  for (uint32_t layer = 0; layer < view.layer_count(); ++layer) {
+    const LayerRecord& record = view.layer_record(layer);
+    POLYKV_RETURN_IF_ERROR(payload.fetch(record.payload_offset, record.payload_bytes));
+    POLYKV_RETURN_IF_ERROR(view.verify_layer_checksum(layer));
+    payload.discard(record.payload_offset, record.payload_bytes);
+  }
   POLYKV_ASSIGN_OR_RETURN(std::vector<LayerQuality> layers, qualities(view));
   return SealedSegment{std::move(readable), view.prefix(), std::move(layers)};
+}
+
+Result<SealedSegment> seal_and_verify(int memfd, const SegmentPromise& promise) {
+  POLYKV_ASSIGN_OR_RETURN(UniqueFd readable, seal_memfd(memfd, promise.size_bytes));
+  POLYKV_ASSIGN_OR_RETURN(const Mapping mapping,
+                          Mapping::map(readable.get(), promise.size_bytes, MapAccess::read_only));
+  const PayloadAccess all_there = {[](uint64_t, uint64_t) { return Status::ok(); },
+                                   [](uint64_t, uint64_t) {}};
+  return verify_segment(mapping.bytes(), std::move(readable), promise, all_there);
 }
 
 }  // namespace polykv::daemon

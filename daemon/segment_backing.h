@@ -7,6 +7,7 @@
 // never change again.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -25,6 +26,8 @@ Result<UniqueFd> allocate_segment(uint64_t size_bytes);
 struct SegmentPromise {
   SegmentSpec spec;
   uint64_t size_bytes = 0;
+  uint64_t data_offset = 0;  // of the payload
+  bool into_device = false;  // the producer writes the payload to device memory
   Digest root{};
   Digest parent{};
   std::vector<Digest> digests;
@@ -33,7 +36,7 @@ struct SegmentPromise {
 
 /// What a verified segment is handed out by, and what only its header says.
 struct SealedSegment {
-  UniqueFd readable;
+  UniqueFd readable;  // the segment; in device memory: what is before its payload
   PrefixTreatment prefix = PrefixTreatment::none;
   std::vector<LayerQuality> layers;
 };
@@ -43,6 +46,21 @@ struct SealedSegment {
 /// commit may be repeated. POLYKV_ERR_INVALID_ARGUMENT: the producer added seals of its own.
 /// POLYKV_ERR_CORRUPT: holes, or the bytes are not what was promised.
 Result<SealedSegment> seal_and_verify(int memfd, const SegmentPromise& promise);
+
+/// Seals a memfd of that size and returns an O_RDONLY reopening of it. Errors as below.
+Result<UniqueFd> seal_memfd(int memfd, uint64_t size_bytes);
+
+/// How a payload gets into the bytes that verify_segment() looks at, and out of them again: ranges of
+/// the segment.
+struct PayloadAccess {
+  std::function<Status(uint64_t offset, uint64_t size_bytes)> fetch;
+  std::function<void(uint64_t offset, uint64_t size_bytes)> discard;
+};
+
+/// Verifies a segment against the promise: `bytes` are size_bytes of it, the payloads a layer at a
+/// time. `readable` becomes the result's.
+Result<SealedSegment> verify_segment(std::span<const uint8_t> bytes, UniqueFd readable,
+                                     const SegmentPromise& promise, const PayloadAccess& payload);
 
 /// Whether nobody can write to the memfd any more: adds F_SEAL_WRITE, fast.
 bool seal_against_writing(int memfd);

@@ -5,22 +5,25 @@
 namespace polykv::daemon {
 
 std::shared_ptr<Segment> Segments::reserve(uint64_t first_token, uint64_t token_count,
-                                           uint64_t size_bytes) {
+                                           uint64_t size_bytes, uint64_t charged_bytes) {
   auto segment = std::make_shared<Segment>();
   segment->first_token = first_token;
   segment->token_count = token_count;
   segment->size_bytes = size_bytes;
-  stored_bytes_ += size_bytes;
-  unallocated_bytes_ += size_bytes;
+  segment->charged_bytes = charged_bytes == 0 ? size_bytes : charged_bytes;
+  stored_bytes_ += segment->charged_bytes;
+  unallocated_bytes_ += segment->charged_bytes;
   ++segment_count_;
   return segment;
 }
 
-void Segments::fill(Segment& segment, std::shared_ptr<const UniqueFd> writable) {
+void Segments::fill(Segment& segment, std::shared_ptr<const UniqueFd> writable,
+                    SharedDeviceMemory device) {
   assert(segment.state == SegmentState::reserved);
   segment.state = SegmentState::filling;
   segment.writable = std::move(writable);
-  unallocated_bytes_ -= segment.size_bytes;
+  segment.device = std::move(device);
+  unallocated_bytes_ -= segment.charged_bytes;
 }
 
 void Segments::seal(Segment& segment, UniqueFd readable) {
@@ -32,10 +35,10 @@ void Segments::seal(Segment& segment, UniqueFd readable) {
 
 void Segments::retire(Segment& segment) {
   assert(segment.state < SegmentState::retiring);
-  if (segment.state == SegmentState::reserved) unallocated_bytes_ -= segment.size_bytes;
+  if (segment.state == SegmentState::reserved) unallocated_bytes_ -= segment.charged_bytes;
   segment.state = SegmentState::retiring;
-  stored_bytes_ -= segment.size_bytes;
-  retiring_bytes_ += segment.size_bytes;
+  stored_bytes_ -= segment.charged_bytes;
+  retiring_bytes_ += segment.charged_bytes;
   if (segment.holder_count == 0) end(segment);
 }
 
@@ -44,7 +47,8 @@ void Segments::end(Segment& segment) {
   segment.state = SegmentState::gone;
   segment.writable.reset();
   segment.readable.reset();
-  retiring_bytes_ -= segment.size_bytes;
+  segment.device.reset();
+  retiring_bytes_ -= segment.charged_bytes;
   --segment_count_;
 }
 

@@ -17,6 +17,7 @@
 
 #include "common/digest.h"
 #include "common/fd.h"
+#include "daemon/device_memory.h"
 #include "include/internal/segment_format.h"
 
 namespace polykv::daemon {
@@ -39,8 +40,10 @@ struct Segment {
   uint64_t first_token = 0;
   uint64_t token_count = 0;
   uint64_t size_bytes = 0;
+  uint64_t charged_bytes = 0;                // what it takes of the backing's memory
   std::shared_ptr<const UniqueFd> writable;  // until it is sealed; shared with the thread pool
   std::shared_ptr<const UniqueFd> readable;  // O_RDONLY; from sealed on; shared with output queues
+  SharedDeviceMemory device;                 // with its payload; null: all of it is in the memfd
   uint32_t holder_count = 0;                 // processes
   uint32_t document_count = 0;   // documents that it is part of, complete or not; 0: it retires
   uint32_t lingering_count = 0;  // retired documents whose leases may still be sent it
@@ -87,10 +90,12 @@ struct Process {
 
 class Segments {
  public:
-  /// Charges size_bytes. Admission was asked before.
-  std::shared_ptr<Segment> reserve(uint64_t first_token, uint64_t token_count, uint64_t size_bytes);
+  /// Charges charged_bytes (0: size_bytes). Admission was asked before.
+  std::shared_ptr<Segment> reserve(uint64_t first_token, uint64_t token_count, uint64_t size_bytes,
+                                   uint64_t charged_bytes = 0);
   /// reserved -> filling.
-  void fill(Segment& segment, std::shared_ptr<const UniqueFd> writable);
+  void fill(Segment& segment, std::shared_ptr<const UniqueFd> writable,
+            SharedDeviceMemory device = nullptr);
   /// filling -> sealed.
   void seal(Segment& segment, UniqueFd readable);
   /// Any earlier state -> retiring, and at once -> gone when nobody holds it.

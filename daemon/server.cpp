@@ -54,11 +54,16 @@ Status Server::listen(UniqueFd listening_socket) {
   return loop_.watch(listening_.get(), EPOLLIN, [this](uint32_t) { accept_some(); });
 }
 
-void Server::stop() {
+void Server::stop(const Status& reason) {
   if (listening_) loop_.unwatch(listening_.get());
   listening_.reset();
   for (auto& [id, session] : sessions_) {
-    if (!session->is_ending) end(*session, "polykvd stops");
+    if (session->is_ending) continue;
+    if (reason.is_ok()) {
+      end(*session, "polykvd stops");
+    } else {
+      drop(id, reason);
+    }
   }
 }
 
@@ -260,9 +265,10 @@ Status Server::shake_hands(Session& session, const wire::Packet& packet,
   session.is_ready = true;
   flatbuffers::FlatBufferBuilder builder;
   send_packet(*this, session.id, builder, packet.request_id(),
-              wire::CreateWelcomeDirect(builder, session.protocol_version, identity_.epoch,
-                                        identity_.version.c_str(),
-                                        static_cast<uint64_t>(limits_.stall_deadline_ms)));
+              wire::CreateWelcomeDirect(
+                  builder, session.protocol_version, identity_.epoch, identity_.version.c_str(),
+                  static_cast<uint64_t>(limits_.stall_deadline_ms), identity_.backing.c_str(),
+                  identity_.device_driver, identity_.device_runtime));
   if (!session.is_ending) handler_->on_session_ready(session);
   return Status::ok();
 }

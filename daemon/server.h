@@ -64,6 +64,9 @@ class Server {
     uint64_t epoch = 0;
     std::string version;
     bool use_peer_pidfd = true;  // false: as on kernels before 6.5
+    std::string backing = "memfd";
+    uint32_t device_driver = 0;  // CUDA versions, see Welcome
+    uint32_t device_runtime = 0;
   };
 
   Server(EventLoop& loop, const Limits& limits, Processes& processes, Identity identity);
@@ -77,8 +80,8 @@ class Server {
   Status listen(UniqueFd listening_socket);
   /// The daemon's end of a worker's socket pair. The worker still says Hello.
   Result<SessionId> adopt_worker(UniqueFd socket, pid_t pid, UniqueFd pidfd);
-  /// Ends every session, without replies.
-  void stop();
+  /// Ends every session, without replies; with a failing reason as drop() does.
+  void stop(const Status& reason = Status::ok());
 
   /// Null: it has ended.
   Session* find(SessionId id);

@@ -189,6 +189,11 @@ Status attend(const Lease& lease, uint32_t layer, const AttendRequest& request) 
   queries.soft_cap = request.soft_cap;
   queries.first_tokens = request.first_tokens;
   const auto segments = lease.segments();
+  const auto fetch = [layer](const LeasedSegment& segment, uint64_t, uint64_t) {
+    return segment.fetch_layer(layer).with_context("attend");
+  };
+  POLYKV_RETURN_IF_ERROR(for_each_range(*segments, request.first_token,
+                                        request.first_token + request.token_count, fetch));
   Work work(*segments, layer, geometry, request, queries);
   POLYKV_RETURN_IF_ERROR(work.run(lease.workers()));
 

@@ -112,6 +112,7 @@ DocumentView::DocumentView(const DocumentRecord& record) {
   info_.shared_bytes = record.shared_bytes;
   info_.prefix_treatment = static_cast<uint32_t>(record.prefix_treatment);
   info_.layers = qualities_.data();
+  info_.backing = record.backing.c_str();
 }
 
 }  // namespace polykv::lib

@@ -41,6 +41,7 @@ polykv_status polykv_lease_layer_view(const polykv_lease* lease, uint32_t segmen
     POLYKV_RETURN_IF_ERROR(check_lease(lease, "view a layer"));
     POLYKV_ASSIGN_OR_RETURN(const LeasedSegment* const found,
                             lease->lease->find_segment(segment, layer));
+    POLYKV_RETURN_IF_ERROR(found->fetch_layer(layer).with_context("view a layer"));
     const LayerView packed = found->view.layer(layer);
     const std::span<const uint8_t> payload = found->view.layer_payload(layer);
     polykv_layer_view view;

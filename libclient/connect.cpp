@@ -87,6 +87,7 @@ Status Session::shake_hands(const std::string& client_name, Deadline deadline) {
   epoch_ = welcome->epoch();
   stall_deadline_ms_ = welcome->stall_deadline_ms();
   daemon_version_ = text_or_empty(welcome->daemon_version());
+  device_driver_ = welcome->device_driver();
   return Status::ok();
 }
 

@@ -34,6 +34,7 @@ Result<DocumentRecord> from_wire(const wire::DocumentInfo* info) {
   record.shared_bytes = info->shared_bytes();
   record.prefix_treatment = static_cast<PrefixTreatment>(info->prefix_treatment());
   if (record.prefix_treatment > PrefixTreatment::recomputed) return bad("its prefix is unknown");
+  record.backing = info->backing() == nullptr ? "memfd" : text_or_empty(info->backing());
   if (info->layers() != nullptr) {
     for (const wire::LayerQuality* layer : *info->layers())
       record.layers.push_back({layer->profiles(), layer->query_count(), layer->relative_error()});
@@ -76,16 +77,22 @@ Status remove_document(Session& session, const std::string& name, const Digest* 
   return session.call<wire::Done>(builder, body).status();
 }
 
+namespace {
+template <size_t size>
+void copy_text(std::string_view text, char (&out)[size]) {
+  const size_t length = std::min(text.size(), size - 1);
+  std::copy_n(text.begin(), length, out);
+  out[length] = '\0';
+}
+}  // namespace
+
 Status read_daemon_status(Session& session, polykv_daemon_status& out) {
   flatbuffers::FlatBufferBuilder builder;
   POLYKV_ASSIGN_OR_RETURN(const Message reply,
                           session.call<wire::StatusReply>(builder, wire::CreateGetStatus(builder)));
   const auto* status = reply.as<wire::StatusReply>();
   out.epoch = status->epoch();
-  const std::string_view version = text_or_empty(status->version());
-  const size_t length = std::min(version.size(), sizeof out.version - 1);
-  std::copy_n(version.begin(), length, out.version);
-  out.version[length] = '\0';
+  copy_text(text_or_empty(status->version()), out.version);
   out.pid = status->pid();
   out.uptime_ms = status->uptime_ms();
   out.budget_bytes = status->budget_bytes();
@@ -101,6 +108,15 @@ Status read_daemon_status(Session& session, polykv_daemon_status& out) {
   out.evicted_documents_total = status->evicted_documents_total();
   out.fingerprint_cache_hits_total = status->fingerprint_cache_hits_total();
   out.fingerprint_cache_misses_total = status->fingerprint_cache_misses_total();
+  copy_text(status->backing() == nullptr ? "memfd" : text_or_empty(status->backing()), out.backing);
+  copy_text(text_or_empty(status->backing_note()), out.backing_note);
+  copy_text(text_or_empty(status->device_name()), out.device_name);
+  copy_text(text_or_empty(status->device_uuid()), out.device_uuid);
+  out.device_total_bytes = status->device_total_bytes();
+  out.device_free_bytes = status->device_free_bytes();
+  out.device_reserve_bytes = status->device_reserve_bytes();
+  out.device_driver = status->device_driver();
+  out.device_runtime = status->device_runtime();
   return Status::ok();
 }
 

@@ -37,6 +37,7 @@ struct DocumentRecord {
   uint64_t shared_bytes = 0;
   PrefixTreatment prefix_treatment = PrefixTreatment::none;
   std::vector<LayerQuality> layers;  // one a layer of the model
+  std::string backing;
 };
 /// POLYKV_ERR_PROTOCOL when something a document must have is missing or out of range.
 Result<DocumentRecord> from_wire(const wire::DocumentInfo* info);

@@ -21,8 +21,9 @@ Status corrupt(size_t index, const std::string& what) {
   return {POLYKV_ERR_CORRUPT, format("open segment %zu: %s", index, what.c_str())};
 }
 
-/// The bytes can neither change nor go away under us (which would be SIGBUS).
-Status check_sealed(int fd, uint64_t size_bytes) {
+/// The bytes can neither change nor go away under us (which would be SIGBUS). size_bytes 0: as many as
+/// there are, which is returned.
+Result<uint64_t> check_sealed(int fd, uint64_t size_bytes) {
   const int seals = ::fcntl(fd, F_GET_SEALS);
   constexpr int kNeeded = F_SEAL_WRITE | F_SEAL_SHRINK;
   if (seals < 0 || (seals & kNeeded) != kNeeded) {
@@ -30,11 +31,12 @@ Status check_sealed(int fd, uint64_t size_bytes) {
   }
   struct stat info;
   if (::fstat(fd, &info) != 0) return system_error("look at its descriptor", errno);
-  if (info.st_size < 0 || static_cast<uint64_t>(info.st_size) != size_bytes || size_bytes == 0) {
+  const auto found = static_cast<uint64_t>(info.st_size);
+  if (info.st_size <= 0 || (size_bytes != 0 && found != size_bytes)) {
     return {POLYKV_ERR_CORRUPT, format("%" PRIu64 " bytes were announced, it has %lld", size_bytes,
                                        static_cast<long long>(info.st_size))};
   }
-  return Status::ok();
+  return found;
 }
 
 uint64_t end_of(const LeasedSegments& segments) {
@@ -82,6 +84,16 @@ std::shared_ptr<const LeasedSegments> Lease::segments() const {
   return segments_;
 }
 
+Staging Lease::staging() const {
+  const std::lock_guard lock(mutex_);
+  return staging_;
+}
+
+void Lease::set_staging(Staging staging) {
+  const std::lock_guard lock(mutex_);
+  staging_ = std::move(staging);
+}
+
 uint64_t Lease::available_tokens() const {
   return end_of(*segments());
 }
@@ -111,6 +123,9 @@ Status Lease::receive_next(Deadline deadline) {
   const auto* event = message.as<wire::LeaseSegments>();
   if (event == nullptr) return unexpected_packet(message, wire::Body::LeaseSegments);
   auto longer = std::make_shared<LeasedSegments>(*segments());
+  const auto* const memories = event->device_memories();
+  if (memories != nullptr && memories->size() != message.fds.size())
+    return {POLYKV_ERR_PROTOCOL, "segments and their device memories are not as many"};
   if (message.fds.empty() || event->first_index() != longer->size() ||
       message.fds.size() > segment_limit_ - longer->size()) {
     return {POLYKV_ERR_PROTOCOL, format("%zu segments from %u on came where %zu were there",
@@ -119,8 +134,9 @@ Status Lease::receive_next(Deadline deadline) {
   uint64_t next_token = available_tokens();
   for (size_t i = 0; i < message.fds.size(); ++i) {
     const auto* info = event->segments()->Get(static_cast<uint32_t>(i));
-    POLYKV_ASSIGN_OR_RETURN(auto segment,
-                            open_segment(message.fds[i], *info, longer->size(), next_token));
+    const auto* memory = memories == nullptr ? nullptr : memories->Get(static_cast<uint32_t>(i));
+    POLYKV_ASSIGN_OR_RETURN(
+        auto segment, open_segment(message.fds[i], *info, memory, longer->size(), next_token));
     next_token += segment->token_count;
     longer->push_back(std::move(segment));
   }
@@ -177,20 +193,46 @@ Status Lease::wait_for(uint64_t token_count, Deadline deadline) {
   }
 }
 
+Result<LeasedSegment> Lease::map_segment(const UniqueFd& fd, const wire::SegmentInfo& info,
+                                         const wire::DeviceMemory* memory) const {
+  if (memory == nullptr) {
+    if (info.size_bytes() == 0) return {POLYKV_ERR_CORRUPT, "0 bytes were announced"};
+    POLYKV_RETURN_IF_ERROR(check_sealed(fd.get(), info.size_bytes()).status());
+    POLYKV_ASSIGN_OR_RETURN(Mapping mapping,
+                            Mapping::map(fd.get(), info.size_bytes(), MapAccess::read_only));
+    POLYKV_ASSIGN_OR_RETURN(SegmentView view, SegmentView::open(mapping.bytes()));
+    return LeasedSegment{std::move(mapping), std::move(view), info.first_token(),
+                         info.token_count(), nullptr};
+  }
+  const RemoteMemory remote = from_wire(*memory);
+  if (remote.epoch != session_->epoch())
+    return {POLYKV_ERR_STALE, "its device memory is of an earlier polykvd; acquire it anew"};
+  if (info.size_bytes() > kMaxSegmentBytes)
+    return {POLYKV_ERR_CORRUPT, "it is larger than any segment"};
+  POLYKV_ASSIGN_OR_RETURN(const uint64_t metadata_bytes, check_sealed(fd.get(), 0));
+  POLYKV_ASSIGN_OR_RETURN(device::SegmentImage image,
+                          device::SegmentImage::map(fd.get(), metadata_bytes, info.size_bytes()));
+  POLYKV_ASSIGN_OR_RETURN(SegmentView view, SegmentView::open(image.bytes()));
+  const SegmentHeader& header = view.header();
+  if (header.data_offset != metadata_bytes || header.total_bytes != info.size_bytes() ||
+      remote.size_bytes < header.total_bytes - header.data_offset) {
+    return {POLYKV_ERR_CORRUPT, "its sizes in host and device memory do not fit its header"};
+  }
+  POLYKV_RETURN_IF_ERROR(view.verify_header_checksum());
+  auto device = std::make_unique<DeviceSegment>(session_, std::move(image), remote, metadata_bytes,
+                                                view.layer_count());
+  return LeasedSegment{Mapping(), std::move(view), info.first_token(), info.token_count(),
+                       std::move(device)};
+}
+
 Result<std::shared_ptr<const LeasedSegment>> Lease::open_segment(const UniqueFd& fd,
                                                                  const wire::SegmentInfo& info,
+                                                                 const wire::DeviceMemory* memory,
                                                                  size_t index,
                                                                  uint64_t next_token) const {
-  const auto here = [&](const Status& status) {
-    return status.with_context(format("open segment %zu", index));
-  };
-  if (const Status sealed = check_sealed(fd.get(), info.size_bytes()); !sealed.is_ok()) {
-    return here(sealed);
-  }
-  Result<Mapping> mapping = Mapping::map(fd.get(), info.size_bytes(), MapAccess::read_only);
-  if (!mapping.is_ok()) return here(mapping.status());
-  Result<SegmentView> view = SegmentView::open(mapping->bytes());
-  if (!view.is_ok()) return here(view.status());
+  Result<LeasedSegment> segment = map_segment(fd, info, memory);
+  if (!segment.is_ok()) return segment.status().with_context(format("open segment %zu", index));
+  const SegmentView* const view = &segment->view;
 
   const ModelIdentity& identity = document_.identity;
   if (info.first_token() != next_token || view->first_token() != next_token) {
@@ -205,8 +247,7 @@ Result<std::shared_ptr<const LeasedSegment>> Lease::open_segment(const UniqueFd&
       view->identity().layers != identity.layers) {
     return corrupt(index, "profile, geometry or model differ from the document's");
   }
-  return std::make_shared<const LeasedSegment>(LeasedSegment{
-      std::move(mapping).value(), std::move(view).value(), info.first_token(), info.token_count()});
+  return std::make_shared<const LeasedSegment>(std::move(segment).value());
 }
 
 /// Of a complete one.
@@ -264,15 +305,24 @@ Status Lease::decode(uint32_t layer, const DecodeRequest& request) const {
     target.token_count = end - begin;
     target.k = advance(request.k, done * target.k_strides.token, request.dtype);
     target.v = advance(request.v, done * target.v_strides.token, request.dtype);
+    POLYKV_RETURN_IF_ERROR(segment.fetch_layer(layer).with_context("decode"));
     return decode_layer(segment.view, layer, target);
   };
   return for_each_range(*segments(), first, first + request.token_count, decode_range);
 }
 
+Status LeasedSegment::verify() const {
+  if (device == nullptr) return view.verify_checksums();
+  POLYKV_RETURN_IF_ERROR(view.verify_header_checksum());
+  for (uint32_t layer = 0; layer < view.layer_count(); ++layer)
+    POLYKV_RETURN_IF_ERROR(device->verify_layer(layer, view.layer_record(layer)));
+  return Status::ok();
+}
+
 Status Lease::verify() const {
   const auto all = segments();
   for (size_t i = 0; i < all->size(); ++i) {
-    const Status status = (*all)[i]->view.verify_checksums();
+    const Status status = (*all)[i]->verify();
     if (!status.is_ok()) return status.with_context(format("verify segment %zu", i));
   }
   return Status::ok();

@@ -14,6 +14,7 @@
 
 #include "common/mapping.h"
 #include "kernels/segment.h"
+#include "libclient/cuda/device_segment.h"
 #include "libclient/document.h"
 #include "libclient/session.h"
 #include "libclient/worker_team.h"
@@ -22,10 +23,17 @@ namespace polykv::lib {
 
 /// A segment as far as its document uses it: tokens [first_token, first_token + token_count).
 struct LeasedSegment {
-  Mapping mapping;
+  Mapping mapping;  // not of one in device memory
   SegmentView view;
   uint64_t first_token = 0;  // of the document
   uint64_t token_count = 0;  // <= view.token_count(): a document may use a prefix of a segment
+  std::unique_ptr<DeviceSegment> device;  // null: the mapping has all of it
+
+  /// Before the view's layer is read: its payload is in host memory from then on.
+  Status fetch_layer(uint32_t layer) const {
+    return device ? device->fetch_layer(layer, view.layer_record(layer)) : Status::ok();
+  }
+  Status verify() const;
 };
 
 /// A token range of the document and where its K and V go; see DecodeTarget. Strides that are all 0
@@ -55,6 +63,12 @@ Status for_each_range(const LeasedSegments& segments, uint64_t first, uint64_t l
   }
   return Status::ok();
 }
+
+/// Where a document in host memory was copied to for a GPU; the memory is the caller's.
+struct Staging {
+  Gpu gpu;
+  std::vector<const void*> segments;  // payload parts, in order
+};
 
 /// Threads may read at once, also while another one waits for more; release() is for the last.
 class Lease {
@@ -91,6 +105,9 @@ class Lease {
   Status verify() const;
   /// A decoded cache of this layer is `view`'s payload; segment and layer are checked.
   Result<const LeasedSegment*> find_segment(uint32_t segment, uint32_t layer) const;
+  /// What the last set_staging() said; empty before.
+  Staging staging() const;
+  void set_staging(Staging staging);
   /// For calls that read with several threads.
   WorkerTeam& workers() const { return workers_; }
 
@@ -105,8 +122,11 @@ class Lease {
   Status end_with(Status why);
   Result<std::shared_ptr<const LeasedSegment>> open_segment(const UniqueFd& fd,
                                                             const wire::SegmentInfo& info,
+                                                            const wire::DeviceMemory* memory,
                                                             size_t index,
                                                             uint64_t next_token) const;
+  Result<LeasedSegment> map_segment(const UniqueFd& fd, const wire::SegmentInfo& info,
+                                    const wire::DeviceMemory* memory) const;
   Status check_document() const;
 
   std::shared_ptr<Session> session_;
@@ -120,6 +140,7 @@ class Lease {
   std::condition_variable changed_;
   bool is_receiving_ = false;  // a thread is in receive_next()
   Status ended_;               // why no more can come
+  Staging staging_;
   std::shared_ptr<const LeasedSegments> segments_ = std::make_shared<const LeasedSegments>();
 
   mutable WorkerTeam workers_;

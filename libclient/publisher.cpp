@@ -124,7 +124,8 @@ Result<std::vector<LayerChoice>> Publisher::choices_for(uint64_t token_count) co
   return choices;
 }
 
-Result<std::unique_ptr<OpenSegment>> Publisher::begin_segment(uint64_t wanted_tokens) {
+Result<std::unique_ptr<OpenSegment>> Publisher::begin_segment(uint64_t wanted_tokens,
+                                                              bool into_device) {
   POLYKV_RETURN_IF_ERROR(check_usable("begin a segment"));
   const Result<uint64_t> counted = next_token_count(wanted_tokens);
   if (!counted.is_ok()) return counted.status().with_context("begin a segment");
@@ -139,16 +140,17 @@ Result<std::unique_ptr<OpenSegment>> Publisher::begin_segment(uint64_t wanted_to
   spec.digest_count =
       segment_digest_count(next_token_, token_count, next_token_ + token_count == tokens_.size());
   if (!choices->empty()) apply_choices(*choices, spec);
-  POLYKV_ASSIGN_OR_RETURN(const uint64_t size_bytes, segment_size_bytes(spec));
+  POLYKV_ASSIGN_OR_RETURN(const SegmentLayout layout, plan_segment(spec));
+  const uint64_t size_bytes = layout.header.total_bytes;
 
   flatbuffers::FlatBufferBuilder builder;
   std::vector<uint8_t> layer_profiles;
   for (const Profile profile : spec.layer_profiles)
     layer_profiles.push_back(static_cast<uint8_t>(profile));
   const auto profiles = builder.CreateVector(layer_profiles);
-  const auto body =
-      wire::CreateSegmentReserve(builder, &ticket_, next_token_, token_count,
-                                 spec.chosen_exact_rows, spec.has_certificate, profiles);
+  const auto body = wire::CreateSegmentReserve(builder, &ticket_, next_token_, token_count,
+                                               spec.chosen_exact_rows, spec.has_certificate,
+                                               profiles, into_device);
   POLYKV_ASSIGN_OR_RETURN(
       const Message reply,
       session_->call<wire::SegmentReserved>(builder, body, {}, deadline_for_bytes(size_bytes)));
@@ -180,15 +182,22 @@ Result<std::unique_ptr<OpenSegment>> Publisher::begin_segment(uint64_t wanted_to
                    "library %" PRIu64 " and %u; are they of the same version?",
                    reserved->size_bytes(), digests.size(), size_bytes, spec.digest_count)};
   }
-  POLYKV_ASSIGN_OR_RETURN(segment->mapping_,
-                          Mapping::map(reply.fds[0].get(), size_bytes, MapAccess::read_write));
+  std::span<uint8_t> bytes;
+  if (into_device) {
+    POLYKV_RETURN_IF_ERROR(
+        segment->open_memory(*reserved, reply.fds[0].get(), layout.header.data_offset));
+    bytes = segment->image_->writable_bytes();
+  } else {
+    POLYKV_ASSIGN_OR_RETURN(segment->mapping_,
+                            Mapping::map(reply.fds[0].get(), size_bytes, MapAccess::read_write));
+    bytes = segment->mapping_.writable_bytes();
+  }
   SegmentContents contents;
   contents.token_ids = std::span(tokens_).subspan(next_token_, token_count);
   contents.parent = polykv::from_wire(*reserved->parent_digest());
   contents.digests = digests;
   contents.prefix = prefix_;
-  POLYKV_ASSIGN_OR_RETURN(
-      segment->writer_, SegmentWriter::create(spec, contents, segment->mapping_.writable_bytes()));
+  POLYKV_ASSIGN_OR_RETURN(segment->writer_, SegmentWriter::create(spec, contents, bytes));
   return segment;
 }
 
@@ -256,9 +265,37 @@ Status OpenSegment::encode_layer(uint32_t layer, KvSource source) {
                                   choice.certificate.query_count);
 }
 
+Status OpenSegment::open_memory(const wire::SegmentReserved& reserved, int fd,
+                                uint64_t data_offset) {
+  const Session& session = *publisher_->session_;
+  if (reserved.device_memory() == nullptr)
+    return {POLYKV_ERR_PROTOCOL, "begin a segment: the reply has no device memory"};
+  const RemoteMemory remote = from_wire(*reserved.device_memory());
+  if (remote.epoch != session.epoch() || remote.size_bytes < size_bytes_ - data_offset)
+    return {POLYKV_ERR_PROTOCOL, "begin a segment: the device memory is not for it"};
+  POLYKV_ASSIGN_OR_RETURN(device::Runtime* const runtime, client_runtime(session.device_driver()));
+  POLYKV_ASSIGN_OR_RETURN(const Gpu gpu, find_gpu(*runtime, remote.device_uuid));
+  POLYKV_ASSIGN_OR_RETURN(
+      image_, device::SegmentImage::map(fd, data_offset, size_bytes_, MapAccess::read_write));
+  POLYKV_ASSIGN_OR_RETURN(device_, OpenedMemory::open(gpu, remote));
+  return Status::ok();
+}
+
+/// Done when it returns: the daemon reads the memory after the commit, from a stream of its own.
+Status OpenSegment::move_to_device() {
+  const Gpu& gpu = device_->gpu();
+  POLYKV_RETURN_IF_ERROR(gpu.runtime->use_device(gpu.index));
+  const std::span<const uint8_t> payload = image_->bytes().subspan(writer_->header().data_offset);
+  POLYKV_RETURN_IF_ERROR(
+      gpu.runtime->copy_to_device(device_->pointer(), payload.data(), payload.size()));
+  POLYKV_RETURN_IF_ERROR(gpu.runtime->synchronize_device());
+  return device_->close();
+}
+
 Status OpenSegment::commit() {
   POLYKV_RETURN_IF_ERROR(publisher_->check_usable("commit a segment"));
-  const Status finished = writer_->finish();
+  Status finished = writer_->finish();
+  if (finished.is_ok() && device_) finished = move_to_device();
   if (!finished.is_ok()) {
     abort();
     return finished.with_context("commit a segment");
@@ -266,6 +303,8 @@ Status OpenSegment::commit() {
   // The kernel refuses the seal against writing while any writable mapping exists.
   writer_.reset();
   mapping_.reset();
+  image_.reset();
+  device_.reset();
   ended_ = true;
   publisher_->segment_open_ = false;
   flatbuffers::FlatBufferBuilder builder;
@@ -282,6 +321,8 @@ void OpenSegment::abort() {
   ended_ = true;
   writer_.reset();
   mapping_.reset();
+  image_.reset();
+  device_.reset();
   publisher_->segment_open_ = false;
   if (!publisher_->check_usable("abort").is_ok() || publisher_->session_->closed_by_caller()) {
     return;  // the daemon has forgotten it, or will with the parent's own abort

@@ -13,6 +13,7 @@
 #include "common/mapping.h"
 #include "kernels/certificate.h"
 #include "kernels/segment.h"
+#include "libclient/cuda/opened_memory.h"
 #include "libclient/lease.h"
 #include "libclient/session.h"
 
@@ -45,7 +46,10 @@ class Publisher : public std::enable_shared_from_this<Publisher> {
   /// may be examined by several threads at once. Strides as in encode_layer.
   Status examine_layer(uint64_t token_count, uint32_t layer, KvSource source, LayerQueries queries);
   /// token_count 0: kSegmentTokens or what is left; all that is left for single-segment profiles.
-  Result<std::unique_ptr<OpenSegment>> begin_segment(uint64_t token_count = 0);
+  /// into_device: the payload goes to device memory by this process instead of by polykvd, which
+  /// needs a GPU here; POLYKV_ERR_UNSUPPORTED where documents are in host memory.
+  Result<std::unique_ptr<OpenSegment>> begin_segment(uint64_t token_count = 0,
+                                                     bool into_device = false);
   /// POLYKV_ERR_STALE: the ticket was lost.
   Status progress(uint64_t tokens_done);
   /// All tokens are committed; otherwise POLYKV_ERR_INVALID_ARGUMENT, and the ticket is given up.
@@ -108,7 +112,14 @@ class OpenSegment {
   uint64_t token_count_ = 0;
   uint64_t size_bytes_ = 0;
   std::vector<LayerChoice> choices_;  // [layer], if they were examined
+  Status open_memory(const wire::SegmentReserved& reserved, int fd, uint64_t data_offset);
+  Status move_to_device();
+
+  /// What has the bytes that are encoded into. Of into_device: the metadata, and private memory for
+  /// the payload, which the commit copies to device memory.
   Mapping mapping_;
+  std::optional<device::SegmentImage> image_;
+  std::optional<OpenedMemory> device_;
   std::optional<SegmentWriter> writer_;
   bool ended_ = false;
 };

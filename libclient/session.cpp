@@ -31,7 +31,7 @@ Status daemon_gone() {
 Status status_of(const wire::Error& error) {
   const std::string message(text_or_empty(error.message()));
   const auto code = static_cast<polykv_status>(error.code());
-  if (code == POLYKV_OK || code > POLYKV_ERR_WORKER) {
+  if (code == POLYKV_OK || code > POLYKV_ERR_WRONG_DEVICE) {
     return {POLYKV_ERR_PROTOCOL,
             format("polykvd answered with unknown status %u: %s", error.code(), message.c_str())};
   }
@@ -282,6 +282,36 @@ Result<Message> Session::wait(uint64_t id, Deadline deadline) {
       lock.lock();
     }
   }
+}
+
+Status Session::check_connected(const char* operation) {
+  POLYKV_RETURN_IF_ERROR(check_process(operation));
+  std::vector<Message> unwanted;
+  Status broken;
+  {
+    std::unique_lock lock(shared_->mutex);
+    // A thread that reads finds out by itself.
+    while (shared_->broken.is_ok() && !shared_->reading) {
+      shared_->reading = true;
+      lock.unlock();
+      Result<Message> received = receive(Clock::now());
+      lock.lock();
+      shared_->reading = false;
+      shared_->changed.notify_all();
+      if (received.is_ok()) {
+        std::optional<Message> message = shared_->file(std::move(received).value());
+        if (message) unwanted.push_back(std::move(*message));
+      } else if (received.status().code() != POLYKV_ERR_TIMEOUT) {
+        shared_->fail(received.status());
+      } else {
+        break;
+      }
+    }
+    broken = shared_->broken;
+  }
+  if (!broken.is_ok()) return broken.with_context(operation);
+  for (const Message& message : unwanted) give_back(message);
+  return Status::ok();
 }
 
 Result<Message> Session::next_event(Deadline deadline) {

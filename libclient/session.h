@@ -117,9 +117,14 @@ class Session : public std::enable_shared_from_this<Session> {
   /// POLYKV_ERR_FORKED in a child of the process that made the session.
   Status check_process(const char* operation) const;
   bool closed_by_caller() const;
+  /// Whether polykvd still serves this session, as far as it has told us: takes what has arrived and
+  /// waits for nothing. Otherwise why not.
+  Status check_connected(const char* operation);
   uint64_t epoch() const { return epoch_; }
   uint64_t stall_deadline_ms() const { return stall_deadline_ms_; }
   const std::string& daemon_version() const { return daemon_version_; }
+  /// Of a daemon whose documents are in device memory: the CUDA version of its driver; else 0.
+  uint32_t device_driver() const { return device_driver_; }
 
  private:
   friend class Exchange;
@@ -145,6 +150,7 @@ class Session : public std::enable_shared_from_this<Session> {
   uint64_t epoch_ = 0;
   uint64_t stall_deadline_ms_ = 0;
   std::string daemon_version_;
+  uint32_t device_driver_ = 0;
 };
 
 /// POLYKV_ERR_PROTOCOL: the daemon answered with something else than was asked for.

@@ -229,6 +229,7 @@ typedef struct polykv_document_info {
      segments: 1, else 2, else 0. */
   uint32_t prefix_treatment;
   const struct polykv_layer_quality* layers; /* [model->layer_count]; see polykv/certificate.h */
+  const char* backing; /* where it is: "memfd" (host memory) or "cuda"; see polykv/cuda.h */
 } polykv_document_info;
 POLYKV_API void polykv_document_info_init(polykv_document_info* info);
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_lease_info(const polykv_lease* lease,
@@ -483,6 +484,15 @@ typedef struct polykv_daemon_status {
   uint64_t evicted_documents_total;
   uint64_t fingerprint_cache_hits_total;
   uint64_t fingerprint_cache_misses_total;
+  char backing[16];       /* where documents are: "memfd" or "cuda" */
+  char backing_note[512]; /* why it is not what polykvd was asked for; else empty */
+  char device_name[128];  /* of "cuda", as what follows */
+  char device_uuid[48];
+  uint64_t device_total_bytes;
+  uint64_t device_free_bytes;    /* when polykvd last looked */
+  uint64_t device_reserve_bytes; /* left free for other programs */
+  uint32_t device_driver;        /* the CUDA version of its driver, 13000 is 13.0 */
+  uint32_t device_runtime;       /* and of its CUDA runtime */
 } polykv_daemon_status;
 POLYKV_API void polykv_daemon_status_init(polykv_daemon_status* status);
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_session_daemon_status(polykv_session* session,

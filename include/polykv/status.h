@@ -36,7 +36,9 @@
   X(ERR_EMPTY_DOCUMENT, 23, "the document has no tokens")                                    \
   X(ERR_CONTEXT_EXCEEDED, 24, "the document is longer than the model's context")             \
   X(ERR_NO_MEMORY, 25, "memory could not be allocated")                                      \
-  X(ERR_WORKER, 26, "polykv-prefill failed")
+  X(ERR_WORKER, 26, "polykv-prefill failed")                                                 \
+  X(ERR_DEVICE_LOST, 27, "the GPU stopped working")                                          \
+  X(ERR_WRONG_DEVICE, 28, "the document is in the memory of another GPU")
 
 typedef enum polykv_status {
 #define POLYKV_STATUS_ENUM(name, number, text) POLYKV_##name = number,

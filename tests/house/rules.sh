@@ -51,8 +51,9 @@ forbid() {
 
 dependencies_go_down() {
   {
-    forbid common '(kernels|libclient|daemon|examples|tests)/'
-    forbid include '(common|kernels|libclient|daemon|examples|tests)/'
+    forbid common '(device|kernels|libclient|daemon|examples|tests)/'
+    forbid include '(common|device|kernels|libclient|daemon|examples|tests)/'
+    forbid device '(kernels|libclient|daemon|examples|tests)/'
     forbid kernels '(libclient|daemon|examples|tests)/'
     # polykvctl tokenizes with the model library, which needs neither torch nor the daemon.
     forbid libclient '(daemon|examples|tests)/' libclient/cli
@@ -100,7 +101,7 @@ headers_compile_alone() {
       echo "does not compile alone: $header"
       failures=1
     }
-  done < <(tracked 'common/*.h' 'kernels/*.h' 'libclient/*.h' 'daemon/*.h' 'examples/*.h' 'include/internal/*.h')
+  done < <(tracked 'common/*.h' 'device/*.h' 'kernels/*.h' 'libclient/*.h' 'daemon/*.h' 'examples/*.h' 'include/internal/*.h')
   return $failures
 }
 

@@ -25,37 +25,11 @@
 #include <vector>
 
 #include "common/fd.h"
+#include "tests/support/emulated_device.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/support/user.h"
 
 namespace polykv::test {
-
-/// A folder of its own that any user may enter, removed at the end.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "polykv-test-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("cannot make a folder");
-    path_ = pattern;
-    ::chmod(path_.c_str(), 0755);
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const std::string& path() const { return path_; }
-
-  std::string write(const std::string& name, const std::string& text) const {
-    const std::string file = path_ + "/" + name;
-    std::filesystem::create_directories(std::filesystem::path(file).parent_path());
-    std::ofstream(file, std::ios::binary) << text;
-    return file;
-  }
-
- private:
-  std::string path_;
-};
 
 /// What a child process of a test ended with.
 struct ExitStatus {
@@ -76,6 +50,7 @@ class DaemonProcess {
  public:
   /// Flags beyond --socket, for example {"--budget", "64MiB"}. Returns once the daemon has said
   /// READY=1. The socket is open to every user. Environment entries are "NAME=value".
+  /// With POLYKV_TEST_BACKING=cuda in the test's environment, documents are on the test's emulated GPU.
   /// run_as: a user id to run under instead of the test's own, which must be root then.
   explicit DaemonProcess(const std::vector<std::string>& flags = {},
                          const std::vector<std::string>& environment = {},
@@ -84,7 +59,7 @@ class DaemonProcess {
     socket_path_ = folder_.path() + "/polykv.sock";
     if (run_as && ::chown(folder_.path().c_str(), *run_as, *run_as) != 0)
       throw std::runtime_error("cannot give the folder away");
-    start(flags, environment);
+    start(with_backing(flags), environment);
     if (!wait_until_ready()) {
       const ExitStatus status = wait();
       throw std::runtime_error("polykvd did not start (" + std::to_string(status.code) +
@@ -123,7 +98,7 @@ class DaemonProcess {
   /// Ends it if it runs, and starts it anew on the same socket.
   void restart(const std::vector<std::string>& flags = {}) {
     if (pid_ > 0) stop();
-    start(flags, {});
+    start(with_backing(flags), {});
     if (!wait_until_ready()) throw std::runtime_error("polykvd did not start again: " + log());
   }
 
@@ -144,6 +119,10 @@ class DaemonProcess {
   }
 
  private:
+  static std::vector<std::string> with_backing(const std::vector<std::string>& flags) {
+    return TestDevice::is_wanted() ? TestDevice::get().flags(flags) : flags;
+  }
+
   void start(const std::vector<std::string>& flags, const std::vector<std::string>& environment) {
     notify_ = UniqueFd(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     const std::string notify_path = folder_.path() + "/notify";

@@ -1,0 +1,46 @@
+#include "device/library.h"
+
+#include <dlfcn.h>
+
+#include <map>
+#include <mutex>
+
+namespace polykv::device {
+
+std::string uuid_text(const Uuid& uuid) {
+  std::string text = "GPU-";
+  for (size_t i = 0; i < uuid.size(); ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    text += format("%02x", uuid[i]);
+  }
+  return text;
+}
+
+Result<Runtime*> load_runtime(const std::string& library) {
+  static std::mutex mutex;
+  static std::map<std::string, Runtime*> loaded;
+  const std::lock_guard lock(mutex);
+  if (const auto found = loaded.find(library); found != loaded.end()) return found->second;
+  const auto unsupported = [&](const char* why) {
+    return Status(POLYKV_ERR_UNSUPPORTED,
+                  format("load '%s': %s; install polykv's CUDA library (libpolykv_cuda) of the "
+                         "same version, or keep documents in host memory (polykvd --backing memfd)",
+                         library.c_str(), why));
+  };
+  void* handle = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (handle == nullptr) {
+    const char* why = ::dlerror();  // NOLINT(concurrency-mt-unsafe): of this thread
+    return unsupported(why == nullptr ? "the dynamic loader refuses it" : why);
+  }
+  const auto factory = reinterpret_cast<RuntimeFactory>(::dlsym(handle, kRuntimeFactoryName));
+  Runtime* runtime = factory == nullptr ? nullptr : factory(kRuntimeVersion);
+  if (runtime == nullptr) {
+    ::dlclose(handle);
+    return unsupported(factory == nullptr ? "it is no such library"
+                                          : "it is of another version, or finds no device");
+  }
+  loaded.emplace(library, runtime);
+  return runtime;
+}
+
+}  // namespace polykv::device

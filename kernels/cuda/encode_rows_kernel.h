@@ -143,12 +143,15 @@ struct EncodeRowsKernel {
     float energy = 0;
     POLYKV_UNROLL
     for (uint32_t i = 0; i < kLaneDims; ++i) {
-      const uint32_t dim = w.lane + i * kWarpThreads;
       values[i] = ldexpf(values[i], -exponent);
       energy += values[i] * values[i];
-      if (dim < head_dim) row[dim] = w.tensor.signs.turns(dim) ? -values[i] : values[i];
     }
     energy = warp_sum(cuda, energy);
+    POLYKV_UNROLL
+    for (uint32_t i = 0; i < kLaneDims; ++i) {
+      const uint32_t dim = w.lane + i * kWarpThreads;
+      if (dim < head_dim) row[dim] = w.tensor.signs.turns(dim) ? -values[i] : values[i];
+    }
     cuda.sync_warp(kRowLoaded);
     transform_row(cuda, row, head_dim, kPiecesDone, kRotated);
     POLYKV_UNROLL

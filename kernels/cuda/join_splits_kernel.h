@@ -32,7 +32,6 @@ struct JoinSplitsKernel {
   using Arguments = JoinSplitsArguments;
   static constexpr uint32_t kThreads = 128;
   static constexpr uint32_t kMinBlocks = 8;
-  static constexpr uint32_t kThreadDims = kMaxDeviceHeadDim / kThreads;
   enum Sync : uint32_t { kAdded = 1, kPiecesDone, kTransformed, kRotated };
   struct Shared {
     float row[kMaxDeviceHeadDim];

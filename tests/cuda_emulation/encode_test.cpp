@@ -14,8 +14,7 @@ namespace {
 constexpr uint32_t kDims[] = {64, 80, 96, 112, 128, 192, 256};
 constexpr Profile kProfiles[] = {Profile::exact, Profile::k8v8, Profile::k6v5,
                                  Profile::k5v4,  Profile::k8v3, Profile::k4v3};
-constexpr Schedule kSchedules[] = {
-    {Order::ascending, 0, 0}, {Order::descending, 0, 0}, {Order::random, 7, 0}};
+constexpr Schedule kSchedules[] = {{Order::ascending}, {Order::descending}, {Order::random, 7}};
 
 /// A layer that the emulated device encodes, in the bytes of a segment.
 struct DeviceLayer {
@@ -121,14 +120,16 @@ void check(const LayerValues& values, Profile profile, const LayerView& want, co
     REQUIRE(found.excused_rows <= heads * values.token_count / 50 + 1);
     totals.codes += heads * values.token_count * part.head_dim;
     totals.different += found.codes;
-    // Slots behind the last token and those of exact rows are zero: decoded they show.
+    // Slots behind the last token are zero.
+    uint64_t wrong = 0;
     for (uint32_t head = 0; head < heads; ++head) {
       for (uint64_t token = values.token_count; token < want.block_count * 64; ++token) {
-        REQUIRE(gain_at(got, head, token, part.gains) == 0);
+        wrong += gain_at(got, head, token, part.gains);
         for (uint32_t dim = 0; dim < part.head_dim; ++dim)
-          REQUIRE(code_at(got, part, head, token, dim) == code_at(want, part, head, token, dim));
+          wrong += code_at(got, part, head, token, dim) != code_at(want, part, head, token, dim);
       }
     }
+    REQUIRE(wrong == 0);
   }
 }
 

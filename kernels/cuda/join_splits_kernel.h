@@ -1,11 +1,12 @@
 // The splits' partial results of a row as one: those of packed splits are added up, rotated back once and joined by those
-// of rows that were not packed. One thread block a row. Also the order of the sums is always the same: equal calls give
-// equal bits.
+// of rows that were not packed. One thread block a row. The order of sums is always the same, so equal calls give equal
+// bits.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/cuda/attend_arguments.h"
+#include "kernels/cuda/rotate_row.h"
 #include "kernels/cuda/thread.h"
 
 namespace polykv::cuda {
@@ -31,8 +32,7 @@ struct JoinSplitsKernel {
   using Arguments = JoinSplitsArguments;
   static constexpr uint32_t kThreads = 128;
   static constexpr uint32_t kMinBlocks = 8;
-  static constexpr uint32_t kThreadDims = kMaxDeviceHeadDim / kThreads;
-  enum Sync : uint32_t { kAdded = 1, kPiecesDone, kRotated };
+  enum Sync : uint32_t { kAdded = 1, kPiecesDone, kTransformed, kRotated };
   struct Shared {
     float row[kMaxDeviceHeadDim];
   };
@@ -53,7 +53,9 @@ struct JoinSplitsKernel {
     for (uint32_t dim = thread; dim < a.head_dim; dim += kThreads)
       values[dim] = added(a, row, dim, maximum, 0, a.packed_count);
     cuda.sync_threads(kAdded);
-    if (a.is_rotated && a.packed_count > 0) rotate_back(cuda, a, thread, values);
+    if (a.is_rotated && thread < kWarpThreads)
+      transform_row(cuda, values, a.head_dim, kPiecesDone, kTransformed);
+    cuda.sync_threads(kRotated);
     for (uint32_t dim = thread; dim < a.head_dim; dim += kThreads) {
       const float packed = a.signs.turns(dim) ? -values[dim] : values[dim];
       const float output =
@@ -83,33 +85,6 @@ struct JoinSplitsKernel {
                weight(a.workspace.states[place], maximum);
     }
     return value;
-  }
-
-  template <typename Thread>
-  POLYKV_HOST_DEVICE static void rotate_back(Thread& cuda, const Arguments& a, uint32_t thread,
-                                             float* values) {
-    const uint32_t pieces = a.head_dim / kPieceSize;
-    if (thread < pieces) {
-      float piece[kPieceSize];
-      POLYKV_UNROLL
-      for (uint32_t i = 0; i < kPieceSize; ++i) piece[i] = values[thread * kPieceSize + i];
-      hadamard<kPieceSize>(piece);
-      POLYKV_UNROLL
-      for (uint32_t i = 0; i < kPieceSize; ++i) values[thread * kPieceSize + i] = piece[i];
-    }
-    cuda.sync_threads(kPiecesDone);
-    if (thread < kPieceSize) {
-      float column[kMaxPieces];
-      POLYKV_UNROLL
-      for (uint32_t i = 0; i < kMaxPieces; ++i)
-        column[i] = i < pieces ? values[i * kPieceSize + thread] : 0.0F;
-      transform_pieces(pieces, column);
-      POLYKV_UNROLL
-      for (uint32_t i = 0; i < kMaxPieces; ++i) {
-        if (i < pieces) values[i * kPieceSize + thread] = column[i];
-      }
-    }
-    cuda.sync_threads(kRotated);
   }
 };
 

@@ -13,8 +13,15 @@
 #include "common/result.h"
 #include "kernels/codec.h"
 #include "kernels/cuda/attend_call.h"
+#include "kernels/cuda/encode_call.h"
 
 namespace polykv::cuda {
+
+/// As Codec::encode, of any profile but paper-k8v3: `slot`'s bytes are zero but for its exact_tokens.
+/// `workspace` has encode_workspace_bytes(slot). Once the stream has come so far, `outcome` (the device's) says
+/// what encode_status() makes of it, and holds the scales for the layer's record.
+Status encode(const KvSource& source, const LayerSlot& slot, const Workspace& workspace,
+              EncodeOutcome* outcome, void* stream);
 
 /// As Codec::decode: tokens [first_token, first_token + token_count) of a layer of any profile into
 /// `target`, whose k and v may be null.

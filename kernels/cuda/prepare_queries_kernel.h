@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/attend_arguments.h"
+#include "kernels/cuda/rotate_row.h"
 #include "kernels/cuda/thread.h"
 
 namespace polykv::cuda {
@@ -66,7 +67,7 @@ struct PrepareQueriesKernel {
       values[dim] = a.signs.turns(dim) ? -value : value;
     }
     cuda.sync_warp(kLoaded);
-    if (a.bits != 8) rotate(cuda, a, lane, values);
+    if (a.bits != 8) transform_row(cuda, values, a.head_dim, kPiecesDone, kRotated);
     put_words(cuda, a, row, lane, values, exponent);
   }
 
@@ -84,33 +85,6 @@ struct PrepareQueriesKernel {
       if (lane == 0)
         a.workspace.mean_logits[uint64_t{a.first_part + part} * a.row_count + row] = logit;
     }
-  }
-
-  template <typename Thread>
-  POLYKV_HOST_DEVICE static void rotate(Thread& cuda, const Arguments& a, uint32_t lane,
-                                        float* values) {
-    const uint32_t pieces = a.head_dim / kPieceSize;
-    if (lane < pieces) {
-      float piece[kPieceSize];
-      POLYKV_UNROLL
-      for (uint32_t i = 0; i < kPieceSize; ++i) piece[i] = values[lane * kPieceSize + i];
-      hadamard<kPieceSize>(piece);
-      POLYKV_UNROLL
-      for (uint32_t i = 0; i < kPieceSize; ++i) values[lane * kPieceSize + i] = piece[i];
-    }
-    cuda.sync_warp(kPiecesDone);
-    if (lane < kPieceSize) {
-      float column[kMaxPieces];
-      POLYKV_UNROLL
-      for (uint32_t i = 0; i < kMaxPieces; ++i)
-        column[i] = i < pieces ? values[i * kPieceSize + lane] : 0.0F;
-      transform_pieces(pieces, column);
-      POLYKV_UNROLL
-      for (uint32_t i = 0; i < kMaxPieces; ++i) {
-        if (i < pieces) values[i * kPieceSize + lane] = column[i];
-      }
-    }
-    cuda.sync_warp(kRotated);
   }
 
   template <typename Thread>

@@ -10,7 +10,7 @@
 //     POLYKV_HOST_DEVICE static void run(Thread& cuda, const Arguments& arguments);
 //   };
 //
-// and a launcher (kernels/cuda/launchers.h) runs it for each thread of a grid:
+// and a launcher (kernels/cuda/device_launcher.cuh) runs it for each thread of a grid:
 // launcher.launch<SomeKernel>(block_count, arguments). There are two kinds of Thread: the one below,
 // and that of the emulation in tests/cuda_emulation, which runs the same bodies without a GPU and
 // checks how they use barriers.

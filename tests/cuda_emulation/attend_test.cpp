@@ -15,8 +15,7 @@ constexpr uint32_t kDims[] = {64, 80, 96, 112, 128, 192, 256};
 constexpr uint32_t kGroups[] = {1, 3, 4, 8};
 constexpr Profile kProfiles[] = {Profile::exact, Profile::k8v8, Profile::k6v5,
                                  Profile::k5v4,  Profile::k8v3, Profile::k4v3};
-constexpr Schedule kSchedules[] = {
-    {Order::ascending, 0, 0}, {Order::descending, 0, 0}, {Order::random, 5, 0}};
+constexpr Schedule kSchedules[] = {{Order::ascending}, {Order::descending}, {Order::random, 5}};
 
 /// A segment and what it decodes to.
 struct Document {
@@ -180,13 +179,13 @@ TEST_CASE("every profile and group gives the same bits in every schedule of thre
 TEST_CASE("splits, windows, soft-caps and ranges inside a segment attend as they should") {
   uint32_t cases = 0;
   for (const Profile profile : kProfiles) {
-    const Document document(random_values({2, 80, 64, 0}, 1500, 3), profile, 4096,
-                            {0, 63, 64, 700, 701, 1499});
-    for (const uint32_t multiprocessors : {1U, 4U, 132U}) {
+    const Document document(random_values({2, 80, 64, 0}, 1100, 3), profile, 4096,
+                            {0, 63, 64, 700, 701, 1099});
+    for (const uint32_t multiprocessors : {1U, 132U}) {
       struct Range {
         uint64_t first, count;
       };
-      for (const Range range : {Range{0, 1500}, {1, 1499}, {63, 2}, {700, 1}, {700, 601}}) {
+      for (const Range range : {Range{0, 1100}, {63, 2}, {700, 1}, {700, 301}}) {
         const std::vector<float> q = random_queries(document.decoded, 2 * 2 * 3, 6, ++cases);
         std::vector<cuda::AttendRun> runs = {document.run()};
         runs[0].first_token = range.first;

@@ -12,8 +12,7 @@ using namespace polykv::test;
 namespace {
 
 constexpr uint32_t kDims[] = {64, 80, 96, 112, 128, 192, 256};
-constexpr Schedule kSchedules[] = {
-    {Order::ascending, 0, 0}, {Order::descending, 0, 0}, {Order::random, 11, 0}};
+constexpr Schedule kSchedules[] = {{Order::ascending}, {Order::descending}, {Order::random, 11}};
 
 bool holds(Profile profile, const LayerGeometry& geometry) {
   return codec_for(profile)->check_geometry(profile, geometry).is_ok();

@@ -4,6 +4,7 @@
 #include "common/result.h"
 #include "kernels/codec.h"
 #include "kernels/cuda/attend_call.h"
+#include "kernels/cuda/encode_call.h"
 #include "tests/cuda_emulation/emulation.h"
 
 namespace polykv::test {
@@ -14,5 +15,8 @@ Status emulated_decode(const LayerView& layer, const DecodeTarget& target,
 /// With a workspace of exactly the planned size, full of NaN.
 Status emulated_attend(const cuda::AttendCall& call, uint32_t multiprocessor_count,
                        const Schedule& schedule);
+
+/// As Codec::encode, with the slot's scales filled in from the outcome.
+Status emulated_encode(const KvSource& source, LayerSlot& slot, const Schedule& schedule);
 
 }  // namespace polykv::test

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <functional>
 #include <string>
+#include <typeinfo>
 
 #include "common/result.h"
 #include "kernels/cuda/thread.h"
@@ -22,8 +23,10 @@ enum class Order { ascending, descending, random };
 
 struct Schedule {
   Order order = Order::ascending;
-  uint64_t seed = 0;          // of Order::random
-  uint32_t removed_sync = 0;  // the number of a barrier that does nothing; 0: none
+  uint64_t seed = 0;  // of Order::random
+  // The number of a barrier that does nothing, and the kernel that it is in (null: any); 0: none.
+  uint32_t removed_sync = 0;
+  const std::type_info* removed_from = nullptr;
 };
 
 /// What a fiber sees of the block that it is in.
@@ -68,7 +71,7 @@ struct EmulatedGrid {
 /// did not run.
 std::string run_grid(const EmulatedGrid& grid, const Schedule& schedule);
 
-/// A launcher (kernels/cuda/launchers.h). Remembers the first failure.
+/// A launcher, as kernels/cuda/decode_launcher.h has it. Remembers the first failure.
 class EmulatedLauncher {
  public:
   explicit EmulatedLauncher(const Schedule& schedule) : schedule_(schedule) {}
@@ -76,10 +79,13 @@ class EmulatedLauncher {
   template <typename Kernel>
   void launch(uint64_t block_count, const typename Kernel::Arguments& arguments) {
     if (!failure_.empty()) return;
+    Schedule schedule = schedule_;
+    if (schedule.removed_from != nullptr && *schedule.removed_from != typeid(Kernel))
+      schedule.removed_sync = 0;
     failure_ = run_grid(
         {static_cast<uint32_t>(block_count), Kernel::kThreads, sizeof(typename Kernel::Shared),
          [&](EmulatedThread& thread) { Kernel::run(thread, arguments); }},
-        schedule_);
+        schedule);
   }
   Status status() const {
     if (failure_.empty()) return Status::ok();

@@ -11,10 +11,8 @@ using namespace polykv::test;
 
 namespace {
 
-constexpr Schedule kSchedules[] = {{Order::ascending, 0, 0},
-                                   {Order::descending, 0, 0},
-                                   {Order::random, 1, 0},
-                                   {Order::random, 2, 0}};
+constexpr Schedule kSchedules[] = {
+    {Order::ascending}, {Order::descending}, {Order::random, 1}, {Order::random, 2}};
 
 /// Every thread takes its neighbour's number from shared memory.
 struct NeighbourKernel {
@@ -140,7 +138,7 @@ TEST_CASE("lanes of a warp exchange words, exchange after exchange, in every sch
 
 TEST_CASE("shared memory holds no number when a block begins, whatever the one before left") {
   std::vector<float> out(3);
-  EmulatedLauncher launcher({Order::random, 3, 0});
+  EmulatedLauncher launcher({Order::random, 3});
   launcher.launch<UnwrittenKernel>(3, {out.data()});
   REQUIRE(launcher.status().is_ok());
   // The last lane of the schedule may have seen what the first wrote, another block's never.

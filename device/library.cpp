@@ -16,29 +16,40 @@ std::string uuid_text(const Uuid& uuid) {
   return text;
 }
 
+namespace {
+
+Status unsupported(const std::string& library, const char* why) {
+  return {
+      POLYKV_ERR_UNSUPPORTED,
+      format("load '%s': %s; install polykv's CUDA library (libpolykv_cuda) of the same version, "
+             "or keep documents in host memory (polykvd --backing memfd)",
+             library.c_str(), why)};
+}
+
+}  // namespace
+
+Result<void*> find_function(const std::string& library, const char* name) {
+  // Loading what is loaded counts up and no more: it stays for good in any case.
+  void* handle = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (handle == nullptr) {
+    const char* why = ::dlerror();  // NOLINT(concurrency-mt-unsafe): of this thread
+    return unsupported(library, why == nullptr ? "the dynamic loader refuses it" : why);
+  }
+  void* function = ::dlsym(handle, name);
+  ::dlclose(handle);
+  if (function == nullptr) return unsupported(library, format("it has no %s", name).c_str());
+  return function;
+}
+
 Result<Runtime*> load_runtime(const std::string& library) {
   static std::mutex mutex;
   static std::map<std::string, Runtime*> loaded;
   const std::lock_guard lock(mutex);
   if (const auto found = loaded.find(library); found != loaded.end()) return found->second;
-  const auto unsupported = [&](const char* why) {
-    return Status(POLYKV_ERR_UNSUPPORTED,
-                  format("load '%s': %s; install polykv's CUDA library (libpolykv_cuda) of the "
-                         "same version, or keep documents in host memory (polykvd --backing memfd)",
-                         library.c_str(), why));
-  };
-  void* handle = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-  if (handle == nullptr) {
-    const char* why = ::dlerror();  // NOLINT(concurrency-mt-unsafe): of this thread
-    return unsupported(why == nullptr ? "the dynamic loader refuses it" : why);
-  }
-  const auto factory = reinterpret_cast<RuntimeFactory>(::dlsym(handle, kRuntimeFactoryName));
-  Runtime* runtime = factory == nullptr ? nullptr : factory(kRuntimeVersion);
-  if (runtime == nullptr) {
-    ::dlclose(handle);
-    return unsupported(factory == nullptr ? "it is no such library"
-                                          : "it is of another version, or finds no device");
-  }
+  POLYKV_ASSIGN_OR_RETURN(void* const factory, find_function(library, kRuntimeFactoryName));
+  Runtime* runtime = reinterpret_cast<RuntimeFactory>(factory)(kRuntimeVersion);
+  if (runtime == nullptr)
+    return unsupported(library, "it is of another version, or finds no device");
   loaded.emplace(library, runtime);
   return runtime;
 }

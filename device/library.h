@@ -11,6 +11,9 @@ namespace polykv::device {
 /// What is looked for where nobody names a library.
 inline constexpr const char* kDefaultLibrary = "libpolykv_cuda.so.0";
 
+/// A function that the library exports, loaded as load_runtime() does. POLYKV_ERR_UNSUPPORTED.
+Result<void*> find_function(const std::string& library, const char* name);
+
 /// Of a file name (searched as the dynamic loader does) or a path. Thread-safe; the runtime lives as
 /// long as the process. POLYKV_ERR_UNSUPPORTED: it is not there, or of another version.
 Result<Runtime*> load_runtime(const std::string& library);

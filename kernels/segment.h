@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -78,6 +79,15 @@ class SegmentWriter {
   Status encode_layer(uint32_t layer, const KvSource& source,
                       std::span<const uint32_t> chosen_exact_tokens = {},
                       Backend backend = active_backend());
+
+  /// As encode_layer, by something else than a codec of this process: `fill` gets the layer's slot, as
+  /// Codec::encode does.
+  Status fill_layer(uint32_t layer, std::span<const uint32_t> chosen_exact_tokens,
+                    const std::function<Status(LayerSlot&)>& fill);
+  /// A layer's bytes. The layer exists.
+  std::span<uint8_t> layer_payload(uint32_t layer);
+  /// How the layer is laid out, without its exact rows; of a layer that exists.
+  LayerSlot layer_slot(uint32_t layer);
 
   /// Needs spec.has_certificate.
   Status set_certificate(uint32_t layer, float relative_error, uint32_t query_count);

@@ -89,6 +89,24 @@ Result<SegmentWriter> SegmentWriter::create(const SegmentSpec& spec,
 
 Status SegmentWriter::encode_layer(uint32_t layer, const KvSource& source,
                                    std::span<const uint32_t> chosen_exact_tokens, Backend backend) {
+  return fill_layer(layer, chosen_exact_tokens, [&](LayerSlot& slot) -> Status {
+    POLYKV_RETURN_IF_ERROR(check_source(source));
+    POLYKV_ASSIGN_OR_RETURN(const Codec* codec, require_codec(slot.profile, backend));
+    return codec->encode(source, slot);
+  });
+}
+
+std::span<uint8_t> SegmentWriter::layer_payload(uint32_t layer) {
+  const LayerRecord& record = layout_.records[layer];
+  return bytes_.subspan(record.payload_offset, record.payload_bytes);
+}
+
+LayerSlot SegmentWriter::layer_slot(uint32_t layer) {
+  return layer_parts<LayerSlot>(layout_.header, layout_.records[layer], bytes_.data());
+}
+
+Status SegmentWriter::fill_layer(uint32_t layer, std::span<const uint32_t> chosen_exact_tokens,
+                                 const std::function<Status(LayerSlot&)>& fill) {
   const std::string context = format("encode layer %u", layer);
   if (layer >= layout_.records.size() || finished_ || encoded_[layer] != 0) {
     return Status(POLYKV_ERR_INVALID_ARGUMENT,
@@ -96,9 +114,7 @@ Status SegmentWriter::encode_layer(uint32_t layer, const KvSource& source,
         .with_context(context);
   }
   LayerRecord& record = layout_.records[layer];
-  POLYKV_RETURN_IF_ERROR(check_source(source).with_context(context));
-  POLYKV_ASSIGN_OR_RETURN(const Codec* codec,
-                          require_codec(static_cast<Profile>(record.profile), backend));
+  POLYKV_ASSIGN_OR_RETURN(const Codec* codec, require_codec(static_cast<Profile>(record.profile)));
 
   // Payloads are contiguous but for the alignment between them; each layer zeroes up to the next
   // one's start.
@@ -123,8 +139,8 @@ Status SegmentWriter::encode_layer(uint32_t layer, const KvSource& source,
                   tokens.size() * sizeof(uint32_t));
     }
   }
-  LayerSlot slot = layer_parts<LayerSlot>(layout_.header, record, bytes_.data());
-  POLYKV_RETURN_IF_ERROR(codec->encode(source, slot).with_context(context));
+  LayerSlot slot = layer_slot(layer);
+  POLYKV_RETURN_IF_ERROR(fill(slot).with_context(context));
   record.k_scale = slot.scales.k_scale;
   record.k_gain_exponent = slot.scales.k_gain_exponent;
   record.v_gain_exponent = slot.scales.v_gain_exponent;

@@ -32,28 +32,6 @@ Status beyond_fp32(uint32_t layer) {
                "no positive number: polykvctl verify)");
 }
 
-Status check(const Lease& lease, uint32_t layer, const AttendRequest& request) {
-  if (layer >= lease.layer_count())
-    return wrong(layer, format("the document has %u layers", lease.layer_count()));
-  POLYKV_RETURN_IF_ERROR(lease.check_readable("attend", request.first_token, request.token_count));
-  const uint32_t kv_heads = lease.document().identity.layers[layer].kv_head_count;
-  if (request.head_count == 0 || request.head_count % kv_heads != 0) {
-    return wrong(layer, format("head_count %u is no multiple of its %u kv_heads",
-                               request.head_count, kv_heads));
-  }
-  if (request.query_count == 0) return wrong(layer, "query_count is 0");
-  if (uint64_t{request.query_count} * request.head_count > kMostRows) {
-    return wrong(layer,
-                 format("%u queries of %u heads are more than %" PRIu64 " rows; ask in parts",
-                        request.query_count, request.head_count, kMostRows));
-  }
-  if (request.q == nullptr || request.output == nullptr)
-    return wrong(layer, "q and output must not be NULL");
-  if (!std::isfinite(request.scale) || !std::isfinite(request.soft_cap) || request.soft_cap < 0)
-    return wrong(layer, "scale and soft_cap must be finite, and soft_cap not negative");
-  return Status::ok();
-}
-
 /// A row of `dim` elements of a strided tensor [row, head, dim], to fp32 and back.
 void load_row(Dtype dtype, const void* data, const Strides& strides, uint32_t head, uint32_t row,
               float* out, uint32_t dim) {
@@ -81,8 +59,7 @@ void store_row(Dtype dtype, const float* values, void* data, const Strides& stri
 Result<std::vector<float>> scaled_queries(uint32_t layer, const LayerGeometry& geometry,
                                           const AttendRequest& request) {
   const uint32_t dim = geometry.k_head_dim;
-  const float scale =
-      request.scale != 0 ? request.scale : 1.0F / std::sqrt(static_cast<float>(dim));
+  const float scale = attend_scale(request, geometry);
   const Strides strides = dense_unless_given(request.q_strides, request.head_count, dim);
   std::vector<float> scaled(size_t{request.head_count} * request.query_count * dim);
   float* out = scaled.data();
@@ -178,8 +155,35 @@ class Work {
 
 }  // namespace
 
+Status check_attend_request(const Lease& lease, uint32_t layer, const AttendRequest& request) {
+  if (layer >= lease.layer_count())
+    return wrong(layer, format("the document has %u layers", lease.layer_count()));
+  POLYKV_RETURN_IF_ERROR(lease.check_readable("attend", request.first_token, request.token_count));
+  const uint32_t kv_heads = lease.document().identity.layers[layer].kv_head_count;
+  if (request.head_count == 0 || request.head_count % kv_heads != 0) {
+    return wrong(layer, format("head_count %u is no multiple of its %u kv_heads",
+                               request.head_count, kv_heads));
+  }
+  if (request.query_count == 0) return wrong(layer, "query_count is 0");
+  if (uint64_t{request.query_count} * request.head_count > kMostRows) {
+    return wrong(layer,
+                 format("%u queries of %u heads are more than %" PRIu64 " rows; ask in parts",
+                        request.query_count, request.head_count, kMostRows));
+  }
+  if (request.q == nullptr || request.output == nullptr)
+    return wrong(layer, "q and output must not be NULL");
+  if (!std::isfinite(request.scale) || !std::isfinite(request.soft_cap) || request.soft_cap < 0)
+    return wrong(layer, "scale and soft_cap must be finite, and soft_cap not negative");
+  return Status::ok();
+}
+
+float attend_scale(const AttendRequest& request, const LayerGeometry& geometry) {
+  return request.scale != 0 ? request.scale
+                            : 1.0F / std::sqrt(static_cast<float>(geometry.k_head_dim));
+}
+
 Status attend(const Lease& lease, uint32_t layer, const AttendRequest& request) {
-  POLYKV_RETURN_IF_ERROR(check(lease, layer, request));
+  POLYKV_RETURN_IF_ERROR(check_attend_request(lease, layer, request));
   const LayerGeometry& geometry = lease.document().identity.layers[layer];
   POLYKV_ASSIGN_OR_RETURN(const std::vector<float> q, scaled_queries(layer, geometry, request));
   AttendQueries queries;

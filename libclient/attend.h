@@ -26,6 +26,10 @@ struct AttendRequest {
   uint32_t thread_count = 1;
 };
 
+/// What attend() refuses before it looks at queries; the pointers are not followed.
+Status check_attend_request(const Lease& lease, uint32_t layer, const AttendRequest& request);
+float attend_scale(const AttendRequest& request, const LayerGeometry& geometry);
+
 /// Thread-safe.
 Status attend(const Lease& lease, uint32_t layer, const AttendRequest& request);
 

@@ -8,6 +8,7 @@
 #include <new>
 
 #include "libclient/acquire.h"
+#include "libclient/attend.h"
 #include "libclient/document.h"
 #include "libclient/lease.h"
 #include "libclient/publisher.h"
@@ -103,6 +104,8 @@ inline Strides from_c(const polykv_query_strides& strides) {
   return {strides.head, strides.query, strides.dim};
 }
 Result<KvSource> from_c(const polykv_kv_source* source);
+Result<DecodeRequest> from_c(const polykv_decode_options* options);
+Result<AttendRequest> from_c(const polykv_attend_options* options);
 inline std::string text_of(const char* text) {
   return text == nullptr ? "" : text;
 }

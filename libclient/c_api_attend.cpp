@@ -18,24 +18,7 @@ polykv_status polykv_layer_attend(const polykv_lease* lease, uint32_t layer,
                                   const polykv_attend_options* options) {
   return guarded([&]() -> Status {
     POLYKV_RETURN_IF_ERROR(check_lease(lease, "attend"));
-    polykv_attend_options given{};
-    POLYKV_RETURN_IF_ERROR(read_struct(options, sizeof given, "polykv_attend_options", given));
-    AttendRequest request;
-    request.first_token = given.first_token;
-    request.token_count = given.token_count;
-    request.query_count = given.query_count;
-    request.head_count = given.head_count;
-    POLYKV_ASSIGN_OR_RETURN(request.query_dtype, dtype_from_c(given.query_dtype));
-    request.q = given.q;
-    request.q_strides = from_c(given.q_strides);
-    request.scale = given.scale;
-    request.soft_cap = given.soft_cap;
-    request.first_tokens = given.query_first_tokens;
-    POLYKV_ASSIGN_OR_RETURN(request.output_dtype, dtype_from_c(given.output_dtype));
-    request.output = given.output;
-    request.output_strides = from_c(given.output_strides);
-    request.log_sum_exp = given.log_sum_exp;
-    request.thread_count = given.thread_count;
+    POLYKV_ASSIGN_OR_RETURN(const AttendRequest request, from_c(options));
     return attend(*lease->lease, layer, request);
   });
 }

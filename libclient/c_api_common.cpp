@@ -63,6 +63,42 @@ Result<ModelIdentity> from_c(const polykv_model& given) {
   return identity;
 }
 
+Result<DecodeRequest> from_c(const polykv_decode_options* options) {
+  polykv_decode_options given{};
+  POLYKV_RETURN_IF_ERROR(read_struct(options, sizeof given, "polykv_decode_options", given));
+  DecodeRequest request;
+  request.first_token = given.first_token;
+  request.token_count = given.token_count;
+  POLYKV_ASSIGN_OR_RETURN(request.dtype, dtype_from_c(given.dtype));
+  request.k = given.k;
+  request.v = given.v;
+  request.k_strides = from_c(given.k_strides);
+  request.v_strides = from_c(given.v_strides);
+  return request;
+}
+
+Result<AttendRequest> from_c(const polykv_attend_options* options) {
+  polykv_attend_options given{};
+  POLYKV_RETURN_IF_ERROR(read_struct(options, sizeof given, "polykv_attend_options", given));
+  AttendRequest request;
+  request.first_token = given.first_token;
+  request.token_count = given.token_count;
+  request.query_count = given.query_count;
+  request.head_count = given.head_count;
+  POLYKV_ASSIGN_OR_RETURN(request.query_dtype, dtype_from_c(given.query_dtype));
+  request.q = given.q;
+  request.q_strides = from_c(given.q_strides);
+  request.scale = given.scale;
+  request.soft_cap = given.soft_cap;
+  request.first_tokens = given.query_first_tokens;
+  POLYKV_ASSIGN_OR_RETURN(request.output_dtype, dtype_from_c(given.output_dtype));
+  request.output = given.output;
+  request.output_strides = from_c(given.output_strides);
+  request.log_sum_exp = given.log_sum_exp;
+  request.thread_count = given.thread_count;
+  return request;
+}
+
 Result<KvSource> from_c(const polykv_kv_source* source) {
   polykv_kv_source given{};
   POLYKV_RETURN_IF_ERROR(read_struct(source, sizeof given, "polykv_kv_source", given));

@@ -67,16 +67,7 @@ polykv_status polykv_layer_decode(const polykv_lease* lease, uint32_t layer,
                                   const polykv_decode_options* options) {
   return guarded([&]() -> Status {
     POLYKV_RETURN_IF_ERROR(check_lease(lease, "decode"));
-    polykv_decode_options given{};
-    POLYKV_RETURN_IF_ERROR(read_struct(options, sizeof given, "polykv_decode_options", given));
-    DecodeRequest request;
-    request.first_token = given.first_token;
-    request.token_count = given.token_count;
-    POLYKV_ASSIGN_OR_RETURN(request.dtype, dtype_from_c(given.dtype));
-    request.k = given.k;
-    request.v = given.v;
-    request.k_strides = from_c(given.k_strides);
-    request.v_strides = from_c(given.v_strides);
+    POLYKV_ASSIGN_OR_RETURN(const DecodeRequest request, from_c(options));
     return lease->lease->decode(layer, request);
   });
 }

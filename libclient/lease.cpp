@@ -285,7 +285,8 @@ Status Lease::copy_tokens(uint64_t first, uint64_t count, uint32_t* out) const {
   return for_each_range(*segments(), first, first + count, copy);
 }
 
-Status Lease::decode(uint32_t layer, const DecodeRequest& request) const {
+Result<std::vector<SegmentTarget>> Lease::decode_targets(uint32_t layer,
+                                                         const DecodeRequest& request) const {
   if (layer >= layer_count()) {
     return {POLYKV_ERR_INVALID_ARGUMENT,
             format("decode layer %u: the document has %u layers", layer, layer_count())};
@@ -299,16 +300,29 @@ Status Lease::decode(uint32_t layer, const DecodeRequest& request) const {
       dense_unless_given(request.k_strides, geometry.kv_head_count, geometry.k_head_dim);
   target.v_strides =
       dense_unless_given(request.v_strides, geometry.kv_head_count, geometry.v_head_dim);
-  const auto decode_range = [&](const LeasedSegment& segment, uint64_t begin, uint64_t end) {
+  std::vector<SegmentTarget> targets;
+  const auto all = segments();
+  for (uint32_t i = 0; i < all->size(); ++i) {
+    const LeasedSegment& segment = *(*all)[i];
+    const auto [begin, end] = segment.tokens_of(first, first + request.token_count);
+    if (begin >= end) continue;
     const auto done = static_cast<int64_t>(begin - first);
     target.first_token = begin - segment.first_token;
     target.token_count = end - begin;
     target.k = advance(request.k, done * target.k_strides.token, request.dtype);
     target.v = advance(request.v, done * target.v_strides.token, request.dtype);
-    POLYKV_RETURN_IF_ERROR(segment.fetch_layer(layer).with_context("decode"));
-    return decode_layer(segment.view, layer, target);
-  };
-  return for_each_range(*segments(), first, first + request.token_count, decode_range);
+    targets.push_back({i, &segment, target});
+  }
+  return targets;
+}
+
+Status Lease::decode(uint32_t layer, const DecodeRequest& request) const {
+  POLYKV_ASSIGN_OR_RETURN(const std::vector<SegmentTarget> targets, decode_targets(layer, request));
+  for (const SegmentTarget& part : targets) {
+    POLYKV_RETURN_IF_ERROR(part.segment->fetch_layer(layer).with_context("decode"));
+    POLYKV_RETURN_IF_ERROR(decode_layer(part.segment->view, layer, part.target));
+  }
+  return Status::ok();
 }
 
 Status LeasedSegment::verify() const {

@@ -34,6 +34,10 @@ struct LeasedSegment {
     return device ? device->fetch_layer(layer, view.layer_record(layer)) : Status::ok();
   }
   Status verify() const;
+  /// Those of [first, last) of the document that it has: [begin, end), empty if begin >= end.
+  std::pair<uint64_t, uint64_t> tokens_of(uint64_t first, uint64_t last) const {
+    return {std::max(first, first_token), std::min(last, first_token + token_count)};
+  }
 };
 
 /// A token range of the document and where its K and V go; see DecodeTarget. Strides that are all 0
@@ -48,6 +52,13 @@ struct DecodeRequest {
   Strides v_strides{0, 0, 0};
 };
 
+/// The part of a DecodeRequest that one segment serves.
+struct SegmentTarget {
+  uint32_t index = 0;  // of the segment
+  const LeasedSegment* segment = nullptr;
+  DecodeTarget target;
+};
+
 /// In token order, without a gap; the segments outlive every list that they are in.
 using LeasedSegments = std::vector<std::shared_ptr<const LeasedSegment>>;
 
@@ -57,8 +68,7 @@ template <typename Action>
 Status for_each_range(const LeasedSegments& segments, uint64_t first, uint64_t last,
                       Action action) {
   for (const auto& segment : segments) {
-    const uint64_t begin = std::max(first, segment->first_token);
-    const uint64_t end = std::min(last, segment->first_token + segment->token_count);
+    const auto [begin, end] = segment->tokens_of(first, last);
     if (begin < end) POLYKV_RETURN_IF_ERROR(action(*segment, begin, end));
   }
   return Status::ok();
@@ -102,6 +112,10 @@ class Lease {
   Status check_readable(const char* operation, uint64_t first, uint64_t count) const;
   Status copy_tokens(uint64_t first, uint64_t count, uint32_t* out) const;
   Status decode(uint32_t layer, const DecodeRequest& request) const;
+  /// What decode() does, in token order; the pointers in the request are not followed. Segments live
+  /// as long as the lease.
+  Result<std::vector<SegmentTarget>> decode_targets(uint32_t layer,
+                                                    const DecodeRequest& request) const;
   Status verify() const;
   /// A decoded cache of this layer is `view`'s payload; segment and layer are checked.
   Result<const LeasedSegment*> find_segment(uint32_t segment, uint32_t layer) const;

@@ -168,6 +168,7 @@ Result<std::unique_ptr<OpenSegment>> Publisher::begin_segment(uint64_t wanted_to
   segment->token_count_ = token_count;
   segment->size_bytes_ = size_bytes;
   segment->choices_ = std::move(*choices);
+  segment->is_on_device_.assign(identity_.layers.size(), 0);
   std::vector<Digest> digests;
   if (reserved->digests() != nullptr) {
     for (const wire::Digest* digest : *reserved->digests()) {
@@ -254,15 +255,50 @@ OpenSegment::~OpenSegment() {
   quietly([this] { abort(); });
 }
 
-Status OpenSegment::encode_layer(uint32_t layer, KvSource source) {
+Status OpenSegment::encode_with(uint32_t layer, KvSource source,
+                                const std::function<Status(const KvSource&, LayerSlot&)>& encode) {
   POLYKV_RETURN_IF_ERROR(publisher_->check_usable("encode a layer"));
   POLYKV_RETURN_IF_ERROR(
       check_layer_source(publisher_->identity_, layer, source).with_context("encode"));
-  if (choices_.empty()) return writer_->encode_layer(layer, source);
+  const auto fill = [&](LayerSlot& slot) { return encode(source, slot); };
+  if (choices_.empty()) return writer_->fill_layer(layer, {}, fill);
   const LayerChoice& choice = choices_[layer];
-  POLYKV_RETURN_IF_ERROR(writer_->encode_layer(layer, source, choice.exact_tokens));
+  POLYKV_RETURN_IF_ERROR(writer_->fill_layer(layer, choice.exact_tokens, fill));
   return writer_->set_certificate(layer, choice.certificate.relative_error,
                                   choice.certificate.query_count);
+}
+
+Status OpenSegment::encode_layer(uint32_t layer, KvSource source) {
+  return encode_with(layer, source, [](const KvSource& kv, LayerSlot& slot) -> Status {
+    POLYKV_ASSIGN_OR_RETURN(const Codec* codec, require_codec(slot.profile));
+    return codec->encode(kv, slot);
+  });
+}
+
+Status OpenSegment::encode_layer_on_device(uint32_t layer, KvSource source, EncodePlace place) {
+  return encode_with(layer, source, [&](const KvSource& kv, LayerSlot& slot) -> Status {
+    const std::span<uint8_t> payload = writer_->layer_payload(layer);
+    if (device_) {
+      const auto offset = payload.data() - image_->bytes().data() -
+                          static_cast<int64_t>(writer_->header().data_offset);
+      place.gpu = device_->gpu();
+      place.payload = static_cast<uint8_t*>(device_->pointer()) + offset;
+    }
+    POLYKV_RETURN_IF_ERROR(encode_on_device(kv, slot, payload, place));
+    is_on_device_[layer] = device_ ? 1 : 0;
+    return Status::ok();
+  });
+}
+
+Result<uint64_t> OpenSegment::device_workspace_bytes(uint32_t layer) {
+  const size_t layer_count = publisher_->identity_.layers.size();
+  if (layer >= layer_count) {
+    return {POLYKV_ERR_INVALID_ARGUMENT,
+            format("encode layer %u on a GPU: the model has %zu layers", layer, layer_count)};
+  }
+  // Exact rows need no more than their places in the payload.
+  return encode_workspace_bytes(writer_->layer_slot(layer),
+                                device_ ? 0 : writer_->layer_payload(layer).size());
 }
 
 Status OpenSegment::open_memory(const wire::SegmentReserved& reserved, int fd,
@@ -285,9 +321,15 @@ Status OpenSegment::open_memory(const wire::SegmentReserved& reserved, int fd,
 Status OpenSegment::move_to_device() {
   const Gpu& gpu = device_->gpu();
   POLYKV_RETURN_IF_ERROR(gpu.runtime->use_device(gpu.index));
-  const std::span<const uint8_t> payload = image_->bytes().subspan(writer_->header().data_offset);
-  POLYKV_RETURN_IF_ERROR(
-      gpu.runtime->copy_to_device(device_->pointer(), payload.data(), payload.size()));
+  const uint64_t data_offset = writer_->header().data_offset;
+  for (uint32_t layer = 0; layer < is_on_device_.size(); ++layer) {
+    if (is_on_device_[layer] != 0) continue;
+    const std::span<const uint8_t> payload = writer_->layer_payload(layer);
+    const auto offset =
+        static_cast<uint64_t>(payload.data() - image_->bytes().data()) - data_offset;
+    POLYKV_RETURN_IF_ERROR(gpu.runtime->copy_to_device(
+        static_cast<uint8_t*>(device_->pointer()) + offset, payload.data(), payload.size()));
+  }
   POLYKV_RETURN_IF_ERROR(gpu.runtime->synchronize_device());
   return device_->close();
 }

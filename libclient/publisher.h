@@ -13,6 +13,7 @@
 #include "common/mapping.h"
 #include "kernels/certificate.h"
 #include "kernels/segment.h"
+#include "libclient/cuda/encoding.h"
 #include "libclient/cuda/opened_memory.h"
 #include "libclient/lease.h"
 #include "libclient/session.h"
@@ -97,6 +98,12 @@ class OpenSegment {
 
   /// Strides that are all 0 mean dense. A layer that was examined gets the same K and V again.
   Status encode_layer(uint32_t layer, KvSource source);
+  /// The same on a GPU: `source` is in its memory, and `place` has what begins with the workspace. Of a segment that
+  /// was begun into_device the GPU is the segment's own, and place.gpu is not looked at. Returns once it is done.
+  Status encode_layer_on_device(uint32_t layer, KvSource source, EncodePlace place);
+  Result<uint64_t> device_workspace_bytes(uint32_t layer);
+  /// Null unless it was begun into_device.
+  const Gpu* gpu() const { return device_ ? &device_->gpu() : nullptr; }
   /// Unmaps, then lets the daemon seal and verify. Once; on failure the reservation is given back.
   Status commit();
   /// Gives the reservation back.
@@ -114,12 +121,15 @@ class OpenSegment {
   std::vector<LayerChoice> choices_;  // [layer], if they were examined
   Status open_memory(const wire::SegmentReserved& reserved, int fd, uint64_t data_offset);
   Status move_to_device();
+  Status encode_with(uint32_t layer, KvSource source,
+                     const std::function<Status(const KvSource&, LayerSlot&)>& encode);
 
   /// What has the bytes that are encoded into. Of into_device: the metadata, and private memory for
   /// the payload, which the commit copies to device memory.
   Mapping mapping_;
   std::optional<device::SegmentImage> image_;
   std::optional<OpenedMemory> device_;
+  std::vector<uint8_t> is_on_device_;  // a byte a layer: its payload is there already
   std::optional<SegmentWriter> writer_;
   bool ended_ = false;
 };

@@ -96,6 +96,47 @@ POLYKV_API POLYKV_NODISCARD polykv_status polykv_cuda_lease_stage(polykv_lease* 
                                                                   void* target,
                                                                   uint64_t target_bytes);
 
+/** Where a call runs and in which order. All zero but for the device is the default stream. */
+typedef struct polykv_cuda_queue {
+  size_t struct_size;
+  int device;   /* CUDA's number in this process; -1: the GPU that the document is on */
+  void* stream; /* a cudaStream_t of that GPU */
+} polykv_cuda_queue;
+POLYKV_API void polykv_cuda_queue_init(polykv_cuda_queue* queue);
+
+/**
+ * As polykv_layer_decode, by kernels that are queued on the stream: nothing is waited for, and the
+ * options' pointers are the GPU's. Of a document in device memory, or after polykv_cuda_lease_stage.
+ * head_dims up to 256. An error of the GPU itself comes with a later call of the CUDA runtime, as
+ * usual. Errors, with nothing queued for the segment concerned: those of polykv_layer_decode and of
+ * polykv_cuda_lease_layer_view, UNSUPPORTED (head_dim; a CUDA library without kernels), SYSTEM.
+ */
+POLYKV_API POLYKV_NODISCARD polykv_status
+polykv_cuda_layer_decode(const polykv_lease* lease, uint32_t layer,
+                         const polykv_decode_options* options, const polykv_cuda_queue* queue);
+
+/**
+ * How much device memory polykv_cuda_layer_attend needs beside its results while it runs. Depends on
+ * the range, the rows and the GPU, not on what the pointers point to; more tokens or rows never need
+ * less.
+ */
+POLYKV_API POLYKV_NODISCARD polykv_status polykv_cuda_attend_workspace_bytes(
+    const polykv_lease* lease, uint32_t layer, const polykv_attend_options* options,
+    const polykv_cuda_queue* queue, uint64_t* out);
+
+/**
+ * As polykv_layer_attend, by kernels that are queued on the stream; the options' pointers
+ * (query_first_tokens among them) and the workspace are the GPU's. workspace: 256-byte aligned,
+ * one for each stream that attends at a time. A row with a logit that is no finite number gets NaN in
+ * output and log-sum-exp. thread_count means nothing here. Equal calls give equal bits. Not for
+ * paper-k8v3, nor in one call for segments of which an `auto` document chose different profiles for
+ * the layer (INVALID_ARGUMENT; attend to them apart and join by their log-sum-exps). Errors, with
+ * nothing queued: those of polykv_layer_attend and polykv_cuda_layer_decode.
+ */
+POLYKV_API POLYKV_NODISCARD polykv_status polykv_cuda_layer_attend(
+    const polykv_lease* lease, uint32_t layer, const polykv_attend_options* options,
+    const polykv_cuda_queue* queue, void* workspace, uint64_t workspace_bytes);
+
 /**
  * Waits for the given streams of the calling process, which may still read the lease's device memory,
  * then releases it as polykv_lease_release does (which waits for all streams of the GPU instead).
@@ -114,6 +155,25 @@ POLYKV_API polykv_status polykv_cuda_lease_release(polykv_lease* lease, void* co
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_cuda_segment_begin(polykv_publisher* publisher,
                                                                     uint64_t token_count,
                                                                     polykv_segment** out);
+
+/** Device memory that polykv_cuda_segment_encode_layer needs for a layer while it runs. */
+POLYKV_API POLYKV_NODISCARD polykv_status polykv_cuda_encode_workspace_bytes(
+    polykv_segment* segment, uint32_t layer, uint64_t* out);
+
+/**
+ * As polykv_segment_encode_layer, by kernels: the source's K and V are in device memory, where a model on
+ * the GPU left them, and what they wrote there by work queued on the stream is waited for by the
+ * kernels, which are queued behind it. Returns once the layer is encoded. Of a segment from
+ * polykv_cuda_segment_begin the queue's GPU is that of the segment (device -1 or its number), and the payload
+ * stays on it; of one from polykv_segment_begin, also of polykvd with documents in host memory, device is the
+ * number of the GPU that has K and V, and the payload is copied back. workspace: 256-byte aligned, of
+ * that GPU, one for each call at a time. Not for paper-k8v3. Errors: those of
+ * polykv_segment_encode_layer, WRONG_DEVICE, UNSUPPORTED (paper-k8v3, head_dims above 256, no CUDA library or
+ * none with kernels), INVALID_ARGUMENT (workspace), DEVICE_LOST.
+ */
+POLYKV_API POLYKV_NODISCARD polykv_status polykv_cuda_segment_encode_layer(
+    polykv_segment* segment, uint32_t layer, const polykv_kv_source* source,
+    const polykv_cuda_queue* queue, void* workspace, uint64_t workspace_bytes);
 
 #ifdef __cplusplus
 }

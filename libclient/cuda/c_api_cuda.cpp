@@ -2,6 +2,7 @@
 #include "polykv/cuda.h"
 
 #include "libclient/c_api.h"
+#include "libclient/cuda/kernel_calls.h"
 #include "libclient/cuda/reading.h"
 
 using namespace polykv;
@@ -16,7 +17,54 @@ void copy_text(const std::string& text, char (&out)[size]) {
   out[length] = '\0';
 }
 
+Result<Queue> from_c(const polykv_cuda_queue* queue) {
+  polykv_cuda_queue given{};
+  POLYKV_RETURN_IF_ERROR(read_struct(queue, sizeof given, "polykv_cuda_queue", given));
+  return Queue{given.device, given.stream};
+}
+
 }  // namespace
+
+void polykv_cuda_queue_init(polykv_cuda_queue* queue) {
+  if (init(queue) != nullptr) queue->device = -1;
+}
+
+polykv_status polykv_cuda_layer_decode(const polykv_lease* lease, uint32_t layer,
+                                       const polykv_decode_options* options,
+                                       const polykv_cuda_queue* queue) {
+  return guarded([&]() -> Status {
+    POLYKV_RETURN_IF_ERROR(check_lease(lease, "decode on a GPU"));
+    POLYKV_ASSIGN_OR_RETURN(const DecodeRequest request, lib::from_c(options));
+    POLYKV_ASSIGN_OR_RETURN(const Queue where, from_c(queue));
+    return decode_on_device(*lease->lease, layer, request, where);
+  });
+}
+
+polykv_status polykv_cuda_attend_workspace_bytes(const polykv_lease* lease, uint32_t layer,
+                                                 const polykv_attend_options* options,
+                                                 const polykv_cuda_queue* queue, uint64_t* out) {
+  return guarded([&]() -> Status {
+    POLYKV_RETURN_IF_ERROR(check_lease(lease, "attend on a GPU"));
+    POLYKV_RETURN_IF_ERROR(require(out, "attend on a GPU", "out"));
+    POLYKV_ASSIGN_OR_RETURN(const AttendRequest request, lib::from_c(options));
+    POLYKV_ASSIGN_OR_RETURN(const Queue where, from_c(queue));
+    POLYKV_ASSIGN_OR_RETURN(*out,
+                            attend_workspace_bytes(*lease->lease, layer, request, where.device));
+    return Status::ok();
+  });
+}
+
+polykv_status polykv_cuda_layer_attend(const polykv_lease* lease, uint32_t layer,
+                                       const polykv_attend_options* options,
+                                       const polykv_cuda_queue* queue, void* workspace,
+                                       uint64_t workspace_bytes) {
+  return guarded([&]() -> Status {
+    POLYKV_RETURN_IF_ERROR(check_lease(lease, "attend on a GPU"));
+    POLYKV_ASSIGN_OR_RETURN(const AttendRequest request, lib::from_c(options));
+    POLYKV_ASSIGN_OR_RETURN(const Queue where, from_c(queue));
+    return attend_on_device(*lease->lease, layer, request, {workspace, workspace_bytes}, where);
+  });
+}
 
 void polykv_cuda_device_init(polykv_cuda_device* device) {
   if (init(device) != nullptr) device->index = -1;
@@ -101,5 +149,31 @@ polykv_status polykv_cuda_segment_begin(polykv_publisher* publisher, uint64_t to
     POLYKV_ASSIGN_OR_RETURN(auto segment, publisher->publisher->begin_segment(token_count, true));
     *out = new polykv_segment{std::move(segment)};
     return Status::ok();
+  });
+}
+
+polykv_status polykv_cuda_encode_workspace_bytes(polykv_segment* segment, uint32_t layer,
+                                                 uint64_t* out) {
+  return guarded([&]() -> Status {
+    POLYKV_RETURN_IF_ERROR(require(segment, "encode a layer on a GPU", "segment"));
+    POLYKV_RETURN_IF_ERROR(require(out, "encode a layer on a GPU", "out"));
+    POLYKV_ASSIGN_OR_RETURN(*out, segment->segment->device_workspace_bytes(layer));
+    return Status::ok();
+  });
+}
+
+polykv_status polykv_cuda_segment_encode_layer(polykv_segment* segment, uint32_t layer,
+                                               const polykv_kv_source* source,
+                                               const polykv_cuda_queue* queue, void* workspace,
+                                               uint64_t workspace_bytes) {
+  return guarded([&]() -> Status {
+    POLYKV_RETURN_IF_ERROR(require(segment, "encode a layer on a GPU", "segment"));
+    POLYKV_ASSIGN_OR_RETURN(const KvSource kv, lib::from_c(source));
+    POLYKV_ASSIGN_OR_RETURN(const Queue where, from_c(queue));
+    EncodePlace place;
+    POLYKV_ASSIGN_OR_RETURN(place.gpu, gpu_of_producer(segment->segment->gpu(), where.device));
+    place.stream = where.stream;
+    place.workspace = {workspace, workspace_bytes};
+    return segment->segment->encode_layer_on_device(layer, kv, place);
   });
 }

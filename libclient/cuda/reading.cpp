@@ -112,6 +112,17 @@ Status stage(Lease& lease, int device, void* target, uint64_t target_bytes) {
   return Status::ok();
 }
 
+Result<Gpu> gpu_of_producer(const Gpu* own, int device) {
+  if (own == nullptr) {
+    POLYKV_ASSIGN_OR_RETURN(device::Runtime* const runtime, client_runtime(0));
+    return gpu_of_index(*runtime, device);
+  }
+  if (device < 0 || device == own->index) return *own;
+  return {POLYKV_ERR_WRONG_DEVICE,
+          format("encode on GPU %d: the segment is on %d, %s; let K and V be there", device,
+                 own->index, device::uuid_text(own->info.uuid).c_str())};
+}
+
 Status wait_for_streams(const Lease& lease, std::span<void* const> streams) {
   if (streams.empty()) return Status::ok();
   POLYKV_ASSIGN_OR_RETURN(const DeviceView view, device_view(lease, 0, -1));

@@ -25,6 +25,10 @@ Result<uint64_t> staging_bytes(const Lease& lease);
 /// Copies them to the caller's device memory; see polykv_cuda_lease_stage.
 Status stage(Lease& lease, int device, void* target, uint64_t target_bytes);
 
+/// Where a producer's K and V are: on the segment's GPU (`own`; null: it has none), which `device` must be if it is not
+/// -1, else on GPU `device`. POLYKV_ERR_WRONG_DEVICE.
+Result<Gpu> gpu_of_producer(const Gpu* own, int device);
+
 /// Waits for streams on which device memory of the lease may be read.
 Status wait_for_streams(const Lease& lease, std::span<void* const> streams);
 

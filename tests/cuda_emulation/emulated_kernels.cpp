@@ -1,0 +1,50 @@
+// The kernels of libpolykv_cuda_emulated.so: on the calling thread, at once, whatever the stream.
+#include <mutex>
+
+#include "kernels/cuda/attend_launcher.h"
+#include "kernels/cuda/decode_launcher.h"
+#include "kernels/cuda/encode_launcher.h"
+#include "kernels/cuda/library.h"
+#include "tests/cuda_emulation/emulation.h"
+
+namespace polykv::test {
+
+namespace {
+
+constexpr uint32_t kMultiprocessors = 4;
+
+class EmulatedKernels final : public cuda::Kernels {
+ public:
+  Status encode(const KvSource& source, const LayerSlot& slot, const cuda::Workspace& workspace,
+                cuda::EncodeOutcome* outcome, void*) override {
+    const std::lock_guard lock(mutex_);
+    EmulatedLauncher launcher({});
+    return cuda::encode_with(launcher, source, slot, workspace, outcome);
+  }
+  Status decode(const LayerView& layer, const DecodeTarget& target, void*) override {
+    const std::lock_guard lock(mutex_);
+    EmulatedLauncher launcher({});
+    return cuda::decode_with(launcher, layer, target);
+  }
+  Result<uint64_t> attend_workspace_bytes(const cuda::AttendCall& call) override {
+    return cuda::plan_attend(call, kMultiprocessors).workspace_bytes;
+  }
+  Status attend(const cuda::AttendCall& call, const cuda::Workspace& workspace, void*) override {
+    const std::lock_guard lock(mutex_);
+    EmulatedLauncher launcher({});
+    return cuda::attend_with(launcher, call, workspace, kMultiprocessors);
+  }
+
+ private:
+  std::mutex mutex_;  // the emulation is for one thread
+};
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) cuda::Kernels* polykv_device_kernels(
+    uint32_t version) {
+  static EmulatedKernels kernels;
+  return version == cuda::kKernelsVersion ? &kernels : nullptr;
+}
+
+}  // namespace polykv::test

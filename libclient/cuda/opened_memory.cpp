@@ -34,10 +34,13 @@ std::string version_text(int version) {
 
 }  // namespace
 
-Result<device::Runtime*> client_runtime(uint32_t daemon_driver) {
+std::string client_library() {
   const char* named = ::secure_getenv("POLYKV_CUDA_LIBRARY");
-  const std::string library = named == nullptr || *named == '\0' ? device::kDefaultLibrary : named;
-  POLYKV_ASSIGN_OR_RETURN(device::Runtime* const runtime, device::load_runtime(library));
+  return named == nullptr || *named == '\0' ? device::kDefaultLibrary : named;
+}
+
+Result<device::Runtime*> client_runtime(uint32_t daemon_driver) {
+  POLYKV_ASSIGN_OR_RETURN(device::Runtime* const runtime, device::load_runtime(client_library()));
   POLYKV_ASSIGN_OR_RETURN(const device::Versions versions, runtime->versions());
   if (daemon_driver != 0 && static_cast<uint32_t>(versions.driver) != daemon_driver) {
     return {POLYKV_ERR_VERSION,

@@ -18,7 +18,9 @@ struct Gpu {
   device::DeviceInfo info;
 };
 
-/// The runtime of POLYKV_CUDA_LIBRARY (not of set-user-id programs), else of libpolykv_cuda.so.0.
+/// POLYKV_CUDA_LIBRARY (not of set-user-id programs), else libpolykv_cuda.so.0.
+std::string client_library();
+/// The runtime of that library.
 /// `daemon_driver`: the CUDA version of the daemon's driver; 0: it does not matter. POLYKV_ERR_UNSUPPORTED: it cannot be
 /// loaded; POLYKV_ERR_VERSION: the driver here is of another version.
 Result<device::Runtime*> client_runtime(uint32_t daemon_driver);

@@ -3,7 +3,7 @@
 #include <catch2/catch.hpp>
 #include <thread>
 
-#include "daemon/device_probe.h"
+#include "device/probe.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/raw_client.h"
 
@@ -110,7 +110,7 @@ TEST_CASE("a GPU that is not there, and a library that is not there, are named")
 }
 
 TEST_CASE("causes of a failure: what is seen here comes first, what is known elsewhere follows") {
-  using daemon::causes_of_failure;
+  using device::causes_of_failure;
   const std::string wsl =
       causes_of_failure({"Linux version 5.15-microsoft-standard-WSL2", "A", {}});
   CHECK(contains(wsl, "this looks like WSL2;"));

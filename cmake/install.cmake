@@ -2,6 +2,7 @@
 #
 #   include/polykv/                  public headers
 #   lib/libpolykv.so, pkgconfig/, cmake/polykv/
+#   lib/libpolykv_cuda.so            loaded by libpolykv and polykvd for documents on a GPU
 #   bin/polykvd, bin/polykvctl
 #   libexec/polykv/polykv-prefill    started by polykvd, never by a person
 #   lib/systemd/, lib/sysusers.d/, lib/tmpfiles.d/
@@ -29,6 +30,10 @@ if(TARGET polykv)
   string(REGEX REPLACE "/$" "" polykv_pc_to_prefix "${polykv_pc_to_prefix}")
   configure_file(${PROJECT_SOURCE_DIR}/cmake/polykv.pc.in ${PROJECT_BINARY_DIR}/polykv.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/polykv.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endif()
+
+if(TARGET polykv_cuda)
+  install(TARGETS polykv_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP)
 endif()
 
 foreach(program polykvd polykvctl)

@@ -1,9 +1,9 @@
 #include "daemon/device_start.h"
 
-#include "daemon/device_probe.h"
 #include "daemon/event_loop.h"
 #include "daemon/log.h"
 #include "device/library.h"
+#include "device/probe.h"
 
 namespace polykv::daemon {
 
@@ -53,7 +53,10 @@ Result<DeviceChoice> choose_device(const Options& options,
   Result<StartedDevice> device = wait_for_device(options, pause);
   Status status = device.status();
   if (status.code() == POLYKV_ERR_CANCELLED) return status;
-  if (status.is_ok()) status = probe_device(*device, options.cuda_library);
+  if (status.is_ok()) {
+    status =
+        device::probe_device(*device->runtime, device->index, device->info, options.cuda_library);
+  }
   if (status.is_ok()) return DeviceChoice{*device, ""};
   status = status.with_context("keep documents in GPU memory");
   if (options.backing == BackingKind::automatic) {

@@ -13,8 +13,8 @@
 #include <cstdlib>
 
 #include "daemon/daemon.h"
-#include "daemon/device_probe.h"
 #include "daemon/log.h"
+#include "device/probe.h"
 #include "polykv/version.h"
 
 namespace polykv::daemon {
@@ -121,8 +121,8 @@ Status run(const Options& options) {
 }
 
 int main_function(int argument_count, char** arguments) {
-  if (argument_count > 1 && std::string_view(arguments[1]) == kProbeFlag)
-    return run_probe_helper({arguments + 2, arguments + argument_count});
+  if (argument_count > 1 && std::string_view(arguments[1]) == device::kProbeFlag)
+    return device::run_probe_helper({arguments + 2, arguments + argument_count});
   const OptionSources sources{{arguments + 1, arguments + argument_count},
                               environment("XDG_CONFIG_HOME"),
                               environment("HOME"),

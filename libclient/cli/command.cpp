@@ -113,6 +113,7 @@ Json document_json(const polykv_document_info& info) {
           {"bf16_bytes", info.bf16_bytes},
           {"lease_count", info.lease_count},
           {"state", info.state},
+          {"backing", info.backing},
           {"created_unix_ms", info.created_unix_ms},
           {"public", info.is_public != 0},
           {"sealed_token_count", info.sealed_token_count},
@@ -158,6 +159,22 @@ std::string human_bytes(uint64_t bytes) {
   size_t unit = 0;
   for (; value >= 1024 && unit + 1 < std::size(kUnits); ++unit) value /= 1024;
   return format(unit == 0 ? "%.0f %s" : "%.1f %s", value, kUnits[unit]);
+}
+
+std::string cuda_version(uint32_t number) {
+  return format("%u.%u", number / 1000, number % 1000 / 10);
+}
+
+std::string describe_backing(const polykv_daemon_status& status) {
+  if (std::string_view(status.backing) != "cuda") {
+    const std::string note = one_line(status.backing_note);
+    return note.empty() ? "host memory" : "host memory, because: " + note;
+  }
+  return format(
+      "memory of %s (%s), %s of %s free, %s of it for other programs; driver for CUDA %s",
+      one_line(status.device_name).c_str(), one_line(status.device_uuid).c_str(),
+      human_bytes(status.device_free_bytes).c_str(), human_bytes(status.device_total_bytes).c_str(),
+      human_bytes(status.device_reserve_bytes).c_str(), cuda_version(status.device_driver).c_str());
 }
 
 std::string human_duration(int64_t milliseconds) {

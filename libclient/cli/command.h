@@ -45,6 +45,10 @@ std::string human_bytes(uint64_t bytes);
 /// "3 min 12 s"
 std::string human_duration(int64_t milliseconds);
 std::string hex(std::span<const uint8_t> bytes);
+/// Where the daemon keeps documents, in one line.
+std::string describe_backing(const polykv_daemon_status& status);
+/// "13.0" of 13000.
+std::string cuda_version(uint32_t number);
 /// One line, whatever somebody else put into it: control bytes become '?'.
 std::string one_line(const std::string& text);
 

@@ -33,6 +33,7 @@ std::string first_line(const std::string& path) {
 
 Status doctor(const Global& global) {
   std::vector<Finding> findings = check_machine();
+  for (Finding& finding : check_gpu()) findings.push_back(std::move(finding));
   for (Finding& finding : check_polykv(global)) findings.push_back(std::move(finding));
 
   Json checks = Json::array();

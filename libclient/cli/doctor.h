@@ -24,8 +24,10 @@ struct Finding {
   polykv_status code = POLYKV_ERR_UNSUPPORTED;  // of a problem: the exit code if it is the first
 };
 
-/// The processor, the kernel, its limits, memory and GPU.
+/// The processor, the kernel, its limits and memory.
 std::vector<Finding> check_machine();
+/// The NVIDIA driver, its GPUs, and whether they share memory between processes.
+std::vector<Finding> check_gpu();
 /// The daemon's socket, the daemon, polykv-prefill and the BLAS it gets.
 std::vector<Finding> check_polykv(const Global& global);
 

@@ -196,24 +196,11 @@ Finding check_mappings() {
           enough ? "" : "each segment is a mapping; sysctl vm.max_map_count=65530"};
 }
 
-Finding check_gpu() {
-  const std::string driver = first_line("/proc/driver/nvidia/version");
-  std::error_code ignored;
-  const bool device = std::filesystem::exists("/dev/nvidiactl", ignored);
-  if (driver.empty() && !device) {
-    return {"gpu", Health::info, "no NVIDIA driver; documents are kept in host memory", ""};
-  }
-  return {"gpu", Health::info,
-          (driver.empty() ? "an NVIDIA device" : driver) +
-              "; not used yet: documents are kept in host memory",
-          ""};
-}
-
 }  // namespace
 
 std::vector<Finding> check_machine() {
-  return {check_cpu(),    check_kernel(),      check_sealing(),  check_pidfd(), check_user(),
-          check_memory(), check_descriptors(), check_mappings(), check_gpu()};
+  return {check_cpu(),  check_kernel(), check_sealing(),     check_pidfd(),
+          check_user(), check_memory(), check_descriptors(), check_mappings()};
 }
 
 }  // namespace polykv::cli

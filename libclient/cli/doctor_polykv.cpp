@@ -67,6 +67,17 @@ Finding check_daemon(const Global& global) {
       same ? "" : "polykvctl is " POLYKV_VERSION_TEXT "; install the same version of both"};
 }
 
+/// Where the daemon keeps documents; nothing when there is none to ask.
+std::vector<Finding> check_backing(const Global& global) {
+  Result<client::Session> session = connect(global);
+  if (!session.is_ok()) return {};
+  const auto status = session->daemon_status();
+  if (!status) return {};
+  const bool fell_back = status->backing_note[0] != '\0';
+  return {{"backing", fell_back ? Health::warning : Health::good, describe_backing(*status),
+           fell_back ? "mend it and restart polykvd, or set backing = \"memfd\"" : ""}};
+}
+
 /// Beside this program, as in a build tree, or where the installation puts it.
 std::string find_prefill() {
   std::error_code error;
@@ -144,6 +155,7 @@ std::vector<Finding> check_prefill() {
 
 std::vector<Finding> check_polykv(const Global& global) {
   std::vector<Finding> findings{check_socket(global), check_daemon(global)};
+  for (Finding& finding : check_backing(global)) findings.push_back(std::move(finding));
   for (Finding& finding : check_prefill()) findings.push_back(std::move(finding));
   return findings;
 }

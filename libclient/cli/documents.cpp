@@ -28,7 +28,8 @@ std::string number(const Json& value) {
 }
 
 std::string state_of(const Json& document) {
-  return document["state"].get<std::string>() + (document["public"] == true ? ",public" : "");
+  return document["state"].get<std::string>() + (document["public"] == true ? ",public" : "") +
+         (document["backing"] == "cuda" ? ",gpu" : "");
 }
 
 std::string tokens_of(const Json& document) {
@@ -85,6 +86,7 @@ void print_details(const Json& document) {
   if (document["prefix"] != "none") line("prefix", document["prefix"]);
   line("leases", number(document["lease_count"]));
   line("state", state_of(document));
+  line("memory", document["backing"] == "cuda" ? "of a GPU" : "of the host");
   line("created", utc(document["created_unix_ms"]));
 }
 
@@ -212,7 +214,16 @@ Status daemon_status(const Global& global) {
              {"tokens_committed_total", status->tokens_committed_total},
              {"evicted_documents_total", status->evicted_documents_total},
              {"fingerprint_cache_hits_total", status->fingerprint_cache_hits_total},
-             {"fingerprint_cache_misses_total", status->fingerprint_cache_misses_total}}}});
+             {"fingerprint_cache_misses_total", status->fingerprint_cache_misses_total},
+             {"backing", status->backing},
+             {"backing_note", status->backing_note},
+             {"device_name", status->device_name},
+             {"device_uuid", status->device_uuid},
+             {"device_total_bytes", status->device_total_bytes},
+             {"device_free_bytes", status->device_free_bytes},
+             {"device_reserve_bytes", status->device_reserve_bytes},
+             {"device_driver", status->device_driver},
+             {"device_runtime", status->device_runtime}}}});
     return Status::ok();
   }
   const auto count = [](uint64_t value) { return static_cast<unsigned long long>(value); };
@@ -222,6 +233,7 @@ Status daemon_status(const Global& global) {
   std::printf("memory     %s of %s, %s of removed documents still held\n",
               human_bytes(status->stored_bytes).c_str(), human_bytes(status->budget_bytes).c_str(),
               human_bytes(status->retiring_bytes).c_str());
+  std::printf("backing    %s\n", describe_backing(*status).c_str());
   std::printf("documents  %llu in %llu segments, %llu evicted so far\n",
               count(status->document_count), count(status->segment_count),
               count(status->evicted_documents_total));

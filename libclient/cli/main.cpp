@@ -4,6 +4,7 @@
 #include <functional>
 #include <string_view>
 
+#include "device/probe.h"
 #include "libclient/cli/commands.h"
 #include "polykv/version.h"
 
@@ -183,5 +184,7 @@ int main(int argument_count, char** arguments) {
 }  // namespace polykv::cli
 
 int main(int argument_count, char** arguments) {
+  if (argument_count > 1 && std::string_view(arguments[1]) == polykv::device::kProbeFlag)
+    return polykv::device::run_probe_helper({arguments + 2, arguments + argument_count});
   return polykv::cli::main(argument_count, arguments);
 }

@@ -56,7 +56,7 @@ needed=$(readelf -d "$library" | sed -nE 's/.*NEEDED.*\[(.*)\]/\1/p')
 case "$needed" in *torch* | *boost* | *cuda*) fail "libpolykv.so needs $needed" ;; esac
 while read -r header; do
   case "$header" in
-    attend.h | certificate.h | polykv.h | polykv.hpp | status.h | version.h) ;;
+    attend.h | certificate.h | cuda.h | daemon_status.h | polykv.h | polykv.hpp | status.h | version.h) ;;
     *) fail "include/polykv/$header is installed, but is no public header" ;;
   esac
 done < <(ls "$prefix/include/polykv")

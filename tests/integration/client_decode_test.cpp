@@ -150,7 +150,7 @@ TEST_CASE("fp16 and bf16 are the rounded fp32 values, and K or V alone can be as
   }
 }
 
-TEST_CASE("k8v8, k5v4 and paper-k8v3 are as close and as small as they say") {
+TEST_CASE("k8v8, k5v4 and paper-k8v3 are as close and as small as they say", "[memfd]") {
   const DaemonProcess daemon;
   client::Session session = connect_to(daemon.socket_path());
   SyntheticDocument document(kTokens);

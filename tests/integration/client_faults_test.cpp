@@ -189,7 +189,8 @@ TEST_CASE("row 9: a second release is STALE and changes nothing") {
   CHECK(client.release(kept.lease).code() == POLYKV_OK);
 }
 
-TEST_CASE("row 13: a killed daemon answers every call with DAEMON_GONE; what is mapped stays") {
+TEST_CASE("row 13: a killed daemon answers every call with DAEMON_GONE; what is mapped stays",
+          "[memfd]") {
   DaemonProcess daemon;
   const SyntheticDocument document(600);
   const SyntheticDocument other(100, 2);
@@ -248,7 +249,7 @@ TEST_CASE("row 17: handles of an earlier daemon are STALE to the next one") {
   CHECK(after.status().as<wire::StatusReply>().lease_count() == 1);
 }
 
-TEST_CASE("row 39: a reader cannot truncate, write or make its mapping writable") {
+TEST_CASE("row 39: a reader cannot truncate, write or make its mapping writable", "[memfd]") {
   const DaemonProcess daemon;
   client::Session session = connect_to(daemon.socket_path());
   const SyntheticDocument document(300);
@@ -278,7 +279,7 @@ TEST_CASE("row 39: a reader cannot truncate, write or make its mapping writable"
   CHECK(lease->release().is_ok());
 }
 
-TEST_CASE("row 40: reopening a segment read-write through /proc gives no way to write") {
+TEST_CASE("row 40: reopening a segment read-write through /proc gives no way to write", "[memfd]") {
   const DaemonProcess daemon;
   client::Session session = connect_to(daemon.socket_path());
   const SyntheticDocument document(300);
@@ -308,7 +309,7 @@ TEST_CASE("row 40: reopening a segment read-write through /proc gives no way to 
   CHECK(published.verify().ok());
 }
 
-TEST_CASE("a reservation beyond the budget is refused with needed and free bytes") {
+TEST_CASE("a reservation beyond the budget is refused with needed and free bytes", "[memfd]") {
   const DaemonProcess daemon({"--budget", "1MiB"});
   client::Session session = connect_to(daemon.socket_path());
   const SyntheticDocument document(4096);

@@ -252,7 +252,7 @@ TEST_CASE(
   CHECK(first.release(kept.lease).code() == POLYKV_OK);
 }
 
-TEST_CASE("a killed daemon hangs up, and what was mapped stays readable") {
+TEST_CASE("a killed daemon hangs up, and what was mapped stays readable", "[memfd]") {
   DaemonProcess daemon;
   RawClient client(daemon.socket_path());
   client.publish(TestDocument(), "text");

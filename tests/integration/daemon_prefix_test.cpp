@@ -253,7 +253,7 @@ TEST_CASE("an incomplete document is evicted like any other") {
   CHECK(stored_bytes(client) == other.segment_bytes(0, 600));
 }
 
-TEST_CASE("an extension begins at the very end of what it extends") {
+TEST_CASE("an extension begins at the very end of what it extends", "[memfd]") {
   DaemonProcess daemon;
   RawClient client(daemon.socket_path());
   TestDocument text = sharing(7639, 7639, 0);
@@ -316,7 +316,8 @@ TEST_CASE("an extension of what is not there, not a prefix, or one segment by de
   CHECK(client.acquire(fields, &longer).code() == POLYKV_ERR_NOT_FOUND);
 }
 
-TEST_CASE("a producer leases what is sealed before its part, whatever happens to whose it was") {
+TEST_CASE("a producer leases what is sealed before its part, whatever happens to whose it was",
+          "[memfd]") {
   DaemonProcess daemon;
   RawClient client(daemon.socket_path());
   const TestDocument first = sharing(600, 600, 0);

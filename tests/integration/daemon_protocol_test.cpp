@@ -145,7 +145,8 @@ TEST_CASE("an unknown message is answered with both versions") {
   CHECK(reply.code() == POLYKV_ERR_VERSION);
   CHECK(reply.message().find("message type 200") != std::string::npos);
   CHECK(reply.message().find("this is polykvd") != std::string::npos);
-  CHECK(reply.message().find("you speak protocol 1") != std::string::npos);
+  CHECK(reply.message().find(format("you speak protocol %u", kProtocolVersion)) !=
+        std::string::npos);
   CHECK(client.is_closed_by_daemon());
 }
 
@@ -155,7 +156,7 @@ TEST_CASE("versions that do not overlap are refused with both") {
   client.send_hello(99, 98, own_pidfd());
   const Reply reply = client.receive();
   CHECK(reply.code() == POLYKV_ERR_VERSION);
-  CHECK(reply.message().find("protocol 1 to 1") != std::string::npos);
+  CHECK(reply.message().find(format("protocol 1 to %u", kProtocolVersion)) != std::string::npos);
   CHECK(reply.message().find("98 to 99") != std::string::npos);
   CHECK(client.is_closed_by_daemon());
   RawClient newer(daemon.socket_path(), false);

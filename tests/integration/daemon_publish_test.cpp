@@ -9,7 +9,8 @@
 using namespace polykv;
 using namespace polykv::test;
 
-TEST_CASE("a published document is found by name, by digest and by tokens, and reads the same") {
+TEST_CASE("a published document is found by name, by digest and by tokens, and reads the same",
+          "[memfd]") {
   DaemonProcess daemon;
   RawClient producer(daemon.socket_path());
   const TestDocument document;
@@ -113,7 +114,8 @@ TEST_CASE("what a producer chose decides a reservation's size, and is checked") 
   CHECK(client.receive(client.send(builder, body)).code() == POLYKV_ERR_INVALID_ARGUMENT);
 }
 
-TEST_CASE("a reservation tells size and digests, and its memory is there and fixed in size") {
+TEST_CASE("a reservation tells size and digests, and its memory is there and fixed in size",
+          "[memfd]") {
   DaemonProcess daemon;
   RawClient client(daemon.socket_path());
   const TestDocument document;
@@ -185,7 +187,8 @@ TEST_CASE("a segment that fails verification is reclaimed, and the ticket may tr
   CHECK(client.lease("text").fds.size() == 1);
 }
 
-TEST_CASE("what a producer sealed by itself while it is mapped stays charged until it lets go") {
+TEST_CASE("what a producer sealed by itself while it is mapped stays charged until it lets go",
+          "[memfd]") {
   DaemonProcess daemon;
   RawClient client(daemon.socket_path());
   const TestDocument document;

@@ -86,9 +86,12 @@ class EmulatedRuntime final : public device::Runtime {
 
   Result<std::vector<DeviceInfo>> devices() override {
     POLYKV_RETURN_IF_ERROR(check_process("devices"));
-    if (faults().has("no_driver"))
-      return {POLYKV_ERR_UNSUPPORTED, "count GPUs: no CUDA-capable device is detected"};
+    const bool is_missing = faults().has("no_driver");
     EmulatedStateFile::Guard state(file_);
+    if (is_missing) {
+      ++state->missing_total;
+      return {POLYKV_ERR_UNSUPPORTED, "count GPUs: no CUDA-capable device is detected"};
+    }
     std::vector<DeviceInfo> devices;
     for (const uint32_t device : visible_devices(state->device_count))
       devices.push_back(

@@ -50,13 +50,18 @@ class EmulatedDevice {
     ::setenv(kEmulationFolder, path().c_str(), 1);
     ::setenv("POLYKV_CUDA_LIBRARY", POLYKV_EMULATED_LIBRARY, 1);
   }
-  /// polykvd's flags.
-  static std::vector<std::string> flags(const std::vector<std::string>& more = {},
+  /// polykvd's flags: `more`, and what an emulated GPU needs besides.
+  static std::vector<std::string> flags(std::vector<std::string> more = {},
                                         const std::string& backing = "cuda") {
-    std::vector<std::string> all = {
-        "--backing", backing, "--cuda-library", POLYKV_EMULATED_LIBRARY, "--cuda-reserve", "0"};
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
+    const auto add = [&](const std::string& flag, const std::string& value) {
+      if (std::find(more.begin(), more.end(), flag) != more.end()) return;
+      more.push_back(flag);
+      more.push_back(value);
+    };
+    add("--backing", backing);
+    add("--cuda-library", POLYKV_EMULATED_LIBRARY);
+    add("--cuda-reserve", "0");
+    return more;
   }
 
   /// Takes effect with the next call of any process; "" ends them.

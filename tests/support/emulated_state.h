@@ -85,6 +85,7 @@ struct EmulatedState {
   uint64_t next_id = 1;
   uint64_t allocated_total = 0;  // allocations so far
   uint64_t open_total = 0;       // handles opened so far
+  uint64_t missing_total = 0;    // times that a program looked for a driver that was not there
   EmulatedAllocation allocations[kEmulatedAllocationMax];
 
   uint64_t live_count() const {

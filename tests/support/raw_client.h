@@ -17,6 +17,8 @@
 #include "common/memfd.h"
 #include "common/packet_socket.h"
 #include "common/wire.h"
+#include "device/runtime.h"
+#include "tests/support/emulated_device.h"
 #include "tests/support/segments.h"
 
 namespace polykv::test {
@@ -62,6 +64,7 @@ struct TestDocument {
   std::vector<uint32_t> tokens = test_ids(300);
   Profile profile = Profile::k8v8;
 
+  /// What a segment takes of the budget, in the memory where the test's daemon keeps it.
   uint64_t segment_bytes(uint64_t first, uint64_t count) const {
     SegmentSpec spec;
     spec.identity = model;
@@ -69,7 +72,9 @@ struct TestDocument {
     spec.first_token = first;
     spec.token_count = count;
     spec.digest_count = segment_digest_count(first, count, first + count == tokens.size());
-    return take(segment_size_bytes(spec));
+    const SegmentHeader header = take(plan_segment(spec)).header;
+    return TestDevice::is_wanted() ? device::round_up(header.total_bytes - header.data_offset)
+                                   : header.total_bytes;
   }
 };
 
@@ -324,8 +329,8 @@ class RawClient {
 
   struct LeasedDocument {
     wire::Handle lease;
-    std::vector<UniqueFd> fds;  // of its segments
-    std::vector<uint64_t> sizes_bytes;
+    std::vector<UniqueFd> fds;          // of its segments
+    std::vector<uint64_t> sizes_bytes;  // of the files: what is in device memory is not in them
   };
   /// Takes LeaseGranted and all its LeaseSegments, acknowledging each.
   LeasedDocument take_lease(uint64_t request_id) {
@@ -334,9 +339,10 @@ class RawClient {
     const uint32_t segment_count = granted.as<wire::LeaseGranted>().segment_count();
     while (leased.fds.size() < segment_count) {
       Reply event = receive(request_id);
-      for (const wire::SegmentInfo* info : *event.as<wire::LeaseSegments>().segments())
-        leased.sizes_bytes.push_back(info->size_bytes());
-      for (UniqueFd& fd : event.received.fds) leased.fds.push_back(std::move(fd));
+      for (UniqueFd& fd : event.received.fds) {
+        leased.sizes_bytes.push_back(static_cast<uint64_t>(::lseek(fd.get(), 0, SEEK_END)));
+        leased.fds.push_back(std::move(fd));
+      }
       acknowledge(leased.lease, static_cast<uint32_t>(leased.fds.size()));
     }
     return leased;

@@ -1,4 +1,4 @@
-#include "daemon/device_probe.h"
+#include "device/probe.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -12,19 +12,26 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 
-#include "daemon/event_loop.h"
+#include "common/fd.h"
 #include "device/library.h"
 
-namespace polykv::daemon {
+namespace polykv::device {
 
 namespace {
 
 constexpr int64_t kAnswerMs = 30'000;
-constexpr uint64_t kProbeBytes = device::kGranularityBytes;
+
+int64_t now_ms() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
+}
+
+constexpr uint64_t kProbeBytes = kGranularityBytes;
 
 /// What we write, and what the helper answers: the same, turned over.
 using Pattern = std::array<uint8_t, 4096>;
@@ -60,34 +67,34 @@ bool from_hex(const std::string& text, std::array<uint8_t, size>& bytes) {
 /// Frees what the probe allocated.
 class Allocation {
  public:
-  Allocation(device::Runtime& runtime, void* pointer) : runtime_(runtime), pointer_(pointer) {}
+  Allocation(Runtime& runtime, void* pointer) : runtime_(runtime), pointer_(pointer) {}
   ~Allocation() { static_cast<void>(runtime_.free(pointer_).is_ok()); }
   Allocation(const Allocation&) = delete;
   Allocation& operator=(const Allocation&) = delete;
   void* get() const { return pointer_; }
 
  private:
-  device::Runtime& runtime_;
+  Runtime& runtime_;
   void* pointer_;
 };
 
 // ---- the helper --------------------------------------------------------------------------------
 
-Result<int> find_index(device::Runtime& runtime, const device::Uuid& uuid) {
-  POLYKV_ASSIGN_OR_RETURN(const std::vector<device::DeviceInfo> devices, runtime.devices());
+Result<int> find_index(Runtime& runtime, const Uuid& uuid) {
+  POLYKV_ASSIGN_OR_RETURN(const std::vector<DeviceInfo> devices, runtime.devices());
   for (size_t i = 0; i < devices.size(); ++i) {
     if (devices[i].uuid == uuid) return static_cast<int>(i);
   }
-  return {POLYKV_ERR_WRONG_DEVICE, "find " + device::uuid_text(uuid) + ": it is not there"};
+  return {POLYKV_ERR_WRONG_DEVICE, "find " + uuid_text(uuid) + ": it is not there"};
 }
 
 /// "LIBRARY UUID HANDLE" -> the first bytes of what was exported, after answering into it.
 Result<Pattern> answer(const std::vector<std::string>& arguments) {
-  device::Uuid uuid{};
-  device::IpcHandle handle{};
+  Uuid uuid{};
+  IpcHandle handle{};
   if (arguments.size() != 3 || !from_hex(arguments[1], uuid) || !from_hex(arguments[2], handle))
     return {POLYKV_ERR_INVALID_ARGUMENT, "this flag is polykvd's own"};
-  POLYKV_ASSIGN_OR_RETURN(device::Runtime* const runtime, device::load_runtime(arguments[0]));
+  POLYKV_ASSIGN_OR_RETURN(Runtime* const runtime, load_runtime(arguments[0]));
   POLYKV_ASSIGN_OR_RETURN(const int index, find_index(*runtime, uuid));
   POLYKV_RETURN_IF_ERROR(runtime->use_device(index));
   POLYKV_ASSIGN_OR_RETURN(void* const pointer, runtime->open(handle));
@@ -132,9 +139,9 @@ Result<std::string> ask_helper(std::vector<std::string> arguments) {
   if (error != 0) return system_error("start a helper", error);
 
   std::string line;
-  const int64_t give_up_ms = EventLoop::now_ms() + kAnswerMs;
+  const int64_t give_up_ms = now_ms() + kAnswerMs;
   while (line.size() < size_t{64} << 10) {
-    const int64_t left_ms = give_up_ms - EventLoop::now_ms();
+    const int64_t left_ms = give_up_ms - now_ms();
     pollfd entry{from_helper.get(), POLLIN, 0};
     const int ready = left_ms <= 0 ? 0 : ::poll(&entry, 1, static_cast<int>(left_ms));
     if (ready < 0 && errno == EINTR) continue;
@@ -197,24 +204,23 @@ int run_probe_helper(const std::vector<std::string>& arguments) {
   return 0;
 }
 
-Status probe_device(const StartedDevice& device, const std::string& library) {
-  device::Runtime& runtime = *device.runtime;
+Status probe_device(Runtime& runtime, int index, const DeviceInfo& info,
+                    const std::string& library) {
   const auto failed = [&](const std::string& why) {
-    return Status(POLYKV_ERR_UNSUPPORTED, "share memory of " + device.info.name +
+    return Status(POLYKV_ERR_UNSUPPORTED, "share memory of " + info.name +
                                               " with another process: " + why + "; " +
-                                              causes_of_failure(look_around(device.info.name)));
+                                              causes_of_failure(look_around(info.name)));
   };
-  POLYKV_RETURN_IF_ERROR(runtime.use_device(device.index));
+  POLYKV_RETURN_IF_ERROR(runtime.use_device(index));
   POLYKV_ASSIGN_OR_RETURN(void* const pointer, runtime.allocate(kProbeBytes));
   const Allocation allocation(runtime, pointer);
   POLYKV_ASSIGN_OR_RETURN(const Pattern pattern, random_pattern());
   POLYKV_RETURN_IF_ERROR(runtime.copy_to_device(allocation.get(), pattern.data(), pattern.size()));
-  const Result<device::IpcHandle> handle = runtime.export_handle(allocation.get());
+  const Result<IpcHandle> handle = runtime.export_handle(allocation.get());
   if (handle.status().code() == POLYKV_ERR_DEVICE_LOST) return handle.status();
   if (!handle) return failed(handle.status().message());
-  POLYKV_ASSIGN_OR_RETURN(
-      const std::string line,
-      ask_helper({"polykvd", kProbeFlag, library, hex(device.info.uuid), hex(*handle)}));
+  POLYKV_ASSIGN_OR_RETURN(const std::string line, ask_helper({"polykv", kProbeFlag, library,
+                                                              hex(info.uuid), hex(*handle)}));
   if (line.empty()) return failed("the helper that was to open it gave no answer");
   if (!line.starts_with("ok ")) {
     const size_t end = std::min(line.find('\n'), line.size());
@@ -228,4 +234,4 @@ Status probe_device(const StartedDevice& device, const std::string& library) {
   return Status::ok();
 }
 
-}  // namespace polykv::daemon
+}  // namespace polykv::device

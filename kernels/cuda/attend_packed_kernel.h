@@ -45,10 +45,13 @@ struct AttendPackedKernel {
   static constexpr uint32_t kMinBlocks = Rows == 8 ? 3 : Rows == 4 ? 5 : 8;
   enum Sync : uint32_t { kQueriesLoaded = 1, kWeightsWritten, kWeightsUsed, kWarpsDone };
 
+  /// The factors of two words of levels: [word][term]. Read at once.
+  struct alignas(16) Factors {
+    uint32_t words[4];
+  };
   struct Shared {
-    // [row][word][term], as in the workspace; a row's words are read four at a time.
-    alignas(16) uint32_t queries[Rows][kMaxDeviceHeadDim / 2];
-    alignas(16) uint32_t weights[kWarps][Rows][kBlockTokens / 2];
+    Factors queries[Rows][kMaxDeviceHeadDim / 8];
+    Factors weights[kWarps][Rows][kBlockTokens / 8];
     float outputs[kWarps][Rows][kMaxDeviceHeadDim];
     float steps[Rows];
     float mean_logits[Rows];
@@ -115,7 +118,8 @@ struct AttendPackedKernel {
       // Rows that the last tile lacks are those of zeros.
       const bool exists = r < w.row_count;
       for (uint32_t i = thread; i < words; i += kThreads)
-        w.shared.queries[r][i] = exists ? a.workspace.words[(row + r) * words + i] : 0;
+        w.shared.queries[r][i / 4].words[i % 4] =
+            exists ? a.workspace.words[(row + r) * words + i] : 0;
       w.maximum[r] = -INFINITY;
       w.sum[r] = 0;
       for (uint32_t dim = w.lane; dim < a.v.head_dim; dim += kWarpThreads)
@@ -182,13 +186,12 @@ struct AttendPackedKernel {
     }
   }
 
-  /// The products of two words of levels, a pair of the query's words each.
-  POLYKV_HOST_DEVICE static void multiply(const uint32_t* words, LevelPair levels, int32_t& high,
+  POLYKV_HOST_DEVICE static void multiply(const Factors& factors, LevelPair levels, int32_t& high,
                                           int32_t& low) {
-    high = dot4(levels.first, words[0], high);
-    low = dot4(levels.first, words[1], low);
-    high = dot4(levels.second, words[2], high);
-    low = dot4(levels.second, words[3], low);
+    high = dot4(levels.first, factors.words[0], high);
+    low = dot4(levels.first, factors.words[1], low);
+    high = dot4(levels.second, factors.words[2], high);
+    low = dot4(levels.second, factors.words[3], low);
   }
 
   template <uint32_t Bits>
@@ -208,9 +211,9 @@ struct AttendPackedKernel {
                                      pieces[1].levels(w.a.k.levels, half)};
         POLYKV_UNROLL
         for (uint32_t r = 0; r < Rows; ++r) {
-          const uint32_t* words = &w.shared.queries[r][dim / 2 + half * 4];
+          const Factors factors = w.shared.queries[r][dim / 8 + half];
           POLYKV_UNROLL
-          for (uint32_t i = 0; i < 2; ++i) multiply(words, levels[i], high[r][i], low[r][i]);
+          for (uint32_t i = 0; i < 2; ++i) multiply(factors, levels[i], high[r][i], low[r][i]);
         }
       }
     }
@@ -233,8 +236,9 @@ struct AttendPackedKernel {
             load_word(codes + (quad * kBlockTokens + i * kWarpThreads) * 4) ^ 0x80808080U;
         POLYKV_UNROLL
         for (uint32_t r = 0; r < Rows; ++r) {
-          high[r][i] = dot4(levels, w.shared.queries[r][2 * quad], high[r][i]);
-          low[r][i] = dot4(levels, w.shared.queries[r][2 * quad + 1], low[r][i]);
+          const uint32_t* words = &w.shared.queries[r][quad / 2].words[quad % 2 * 2];
+          high[r][i] = dot4(levels, words[0], high[r][i]);
+          low[r][i] = dot4(levels, words[1], low[r][i]);
         }
       }
     }
@@ -317,7 +321,7 @@ struct AttendPackedKernel {
     uint32_t word = byte_perm(first_numbers, second_numbers, selector);
     if (is_second) word ^= 0x80808080U;  // a low term is its byte minus 128
     const uint32_t place = is_wide ? w.lane % 16 * 2 : w.lane % 16 / 2 * 4 + w.lane / 16 * 2;
-    w.shared.weights[w.warp][row][place + (is_second ? 1 : 0)] = word;
+    w.shared.weights[w.warp][row][place / 4].words[place % 4 + (is_second ? 1 : 0)] = word;
   }
 
   POLYKV_HOST_DEVICE static void multiply_values(const Warp& w, const uint8_t* bytes) {
@@ -347,7 +351,7 @@ struct AttendPackedKernel {
           const LevelPair levels = packed.levels(w.a.v.levels, pair);
           POLYKV_UNROLL
           for (uint32_t r = 0; r < Rows; ++r)
-            multiply(&w.shared.weights[w.warp][r][(group * 4 + pair) * 4], levels, high[r], low[r]);
+            multiply(w.shared.weights[w.warp][r][group * 4 + pair], levels, high[r], low[r]);
         }
       }
       add_products(w, dim, high, low);
@@ -364,8 +368,9 @@ struct AttendPackedKernel {
         const uint32_t levels = load_word(bytes + w.a.v.codes + (quad * dims + dim) * 4);
         POLYKV_UNROLL
         for (uint32_t r = 0; r < Rows; ++r) {
-          high[r] = dot4(levels, w.shared.weights[w.warp][r][2 * quad], high[r]);
-          low[r] = dot4(levels, w.shared.weights[w.warp][r][2 * quad + 1], low[r]);
+          const uint32_t* words = &w.shared.weights[w.warp][r][quad / 2].words[quad % 2 * 2];
+          high[r] = dot4(levels, words[0], high[r]);
+          low[r] = dot4(levels, words[1], low[r]);
         }
       }
       add_products(w, dim, high, low);

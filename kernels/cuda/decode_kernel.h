@@ -183,13 +183,12 @@ struct DecodeKernel {
     POLYKV_UNROLL
     for (uint32_t lane = 0; lane < 4; ++lane) {
       const uint32_t token = quad + (lane % 2 * 2 + lane / 2) * kTokenQuads;
-      if (token - block.pass_token >= kPassTokens) continue;
       const int32_t level = signed_byte(levels, lane);
-      Element& place = block.row(token - block.pass_token)[dim];
       if constexpr (kIsReal) {
-        place = block.a.real_levels[level];
+        if (token - block.pass_token < kPassTokens)
+          block.row(token - block.pass_token)[dim] = block.a.real_levels[level];
       } else {
-        place = static_cast<Element>(level);
+        block.row(token)[dim] = static_cast<Element>(level);
       }
     }
   }

@@ -1,6 +1,9 @@
 // Queues the kernels that encode a layer. Launcher: as in kernels/cuda/decode_launcher.h.
 #pragma once
 
+#include <algorithm>
+#include <iterator>
+
 #include "kernels/cuda/attend_call.h"
 #include "kernels/cuda/encode_finish_kernels.h"
 #include "kernels/cuda/encode_rows_kernel.h"
@@ -58,7 +61,7 @@ inline SourceTensor source_tensor(const KvSource& source, const LayerSlot& slot,
 inline EncodeRowsArguments::Book book_of(const TensorRule& rule) {
   EncodeRowsArguments::Book book{};
   if (!rule.rotated) return book;
-  book.levels = level_table(rule.bits);
+  std::copy_n(codebook(rule.bits).levels.begin(), std::size(book.levels), book.levels);
   book.inverse_unit = 1 / codebook(rule.bits).unit;
   for (uint32_t i = 0; i < kScaleCandidates; ++i)
     book.scales[i] = static_cast<float>(codebook(rule.bits).scale(i));

@@ -21,7 +21,7 @@ namespace polykv::cuda {
 struct EncodeRowsArguments {
   EncodeArguments layer;
   struct Book {
-    LevelTable levels;
+    int8_t levels[64];
     float inverse_unit;
     float scales[kScaleCandidates];  // ascending
   } books[2];                        // of K's and of V's bits, where those are not 8
@@ -92,9 +92,7 @@ struct EncodeRowsKernel {
  private:
   POLYKV_HOST_DEVICE static void make_table(const Warp& w, uint32_t thread) {
     const uint32_t size = 1U << w.tensor.bits;
-    const auto level = [&](uint32_t code) {
-      return signed_byte(w.book.levels.words[code / 4], code % 4);
-    };
+    const auto level = [&](uint32_t code) -> int32_t { return w.book.levels[code]; };
     if (thread < size) w.shared.levels[thread] = static_cast<int8_t>(level(thread));
     for (uint32_t i = thread; i < 2 * kReach + 2; i += kThreads) {
       // Above the middle between two levels the upper one is nearer; at it, the lower one is taken.

@@ -17,18 +17,27 @@
 
 namespace polykv::cuda {
 
-/// The levels of a codebook, byte c that of code c.
+/// What permutations look levels up in. 3 and 4 bits: byte c is the level of code c. 5 and 6 bits: of the
+/// positive levels p[i], since the negative ones are theirs, for each 16 of them p[0] to p[7] and p[i] xor p[i + 8].
 struct LevelTable {
-  uint32_t words[16];
+  uint32_t words[8];
 };
 
 /// bits: 3 to 6, or 8, which needs no table. On the host.
 inline LevelTable level_table(uint32_t bits) {
   LevelTable table{};
   if (bits == 8) return table;
+  const auto put = [&](uint32_t place, uint32_t byte) {
+    table.words[place / 4] |= (byte & 0xffU) << (8 * (place % 4));
+  };
   const Codebook& book = codebook(bits);
-  for (uint32_t code = 0; code < book.size; ++code) {
-    table.words[code / 4] |= uint32_t{static_cast<uint8_t>(book.levels[code])} << (8 * (code % 4));
+  const int8_t* positive = &book.levels[book.size / 2];
+  for (uint32_t i = 0; i < (bits < 5 ? book.size : book.size / 2); ++i) {
+    if (bits < 5) {
+      put(i, static_cast<uint32_t>(book.levels[i]));
+    } else {
+      put(i, static_cast<uint32_t>(i % 16 < 8 ? positive[i] : positive[i] ^ positive[i - 8]));
+    }
   }
   return table;
 }
@@ -54,29 +63,28 @@ POLYKV_HOST_DEVICE inline uint32_t choose(uint32_t mask, uint32_t ones, uint32_t
   return (ones & mask) | (zeros & ~mask);
 }
 
-/// Levels of four codes. selector: their three low bits; bit3, bit4, bit5: the others, each a nibble
-/// of 0 or 1.
+/// Four of 3 bits, or of 4 with the fourth apart (nibbles of 0 or 1).
 template <uint32_t Bits>
-POLYKV_HOST_DEVICE inline uint32_t look_up4(const LevelTable& table, uint32_t selector,
-                                            uint32_t bit3, uint32_t bit4, uint32_t bit5) {
-  uint32_t found[8];
-  POLYKV_UNROLL
-  for (uint32_t i = 0; i < (1U << (Bits - 3)); ++i)
-    found[i] = byte_perm(table.words[2 * i], table.words[2 * i + 1], selector);
-  if constexpr (Bits > 3) {
-    const uint32_t mask = byte_mask(bit3);
-    POLYKV_UNROLL
-    for (uint32_t i = 0; i < (1U << (Bits - 4)); ++i)
-      found[i] = choose(mask, found[2 * i + 1], found[2 * i]);
-  }
-  if constexpr (Bits > 4) {
-    const uint32_t mask = byte_mask(bit4);
-    POLYKV_UNROLL
-    for (uint32_t i = 0; i < (1U << (Bits - 5)); ++i)
-      found[i] = choose(mask, found[2 * i + 1], found[2 * i]);
-  }
-  if constexpr (Bits > 5) found[0] = choose(byte_mask(bit5), found[1], found[0]);
-  return found[0];
+POLYKV_HOST_DEVICE inline uint32_t look_up4(const uint32_t* table, uint32_t selector,
+                                            uint32_t bit3) {
+  const uint32_t zeros = byte_perm(table[0], table[1], selector);
+  if constexpr (Bits == 3) return zeros;
+  return choose(byte_mask(bit3), byte_perm(table[2], table[3], selector), zeros);
+}
+
+/// Four of 16 positive levels. The second permutation gives nothing where bit 3 is zero: there its
+/// selector asks for a highest bit, which no positive level has.
+POLYKV_HOST_DEVICE inline uint32_t positive4(const uint32_t* table, uint32_t selector,
+                                             uint32_t selector_of_change) {
+  return byte_perm(table[0], table[1], selector) ^
+         byte_perm(table[2], table[3], selector_of_change);
+}
+
+/// Levels of four codes from the positive ones; sign: nibbles, 0 for the negative ones. None is zero,
+/// so nothing is carried from byte to byte.
+POLYKV_HOST_DEVICE inline uint32_t with_signs(uint32_t positive, uint32_t sign) {
+  const uint32_t negative = byte_perm(0x00ffU, 0, sign);
+  return (positive ^ negative) + (negative & 0x01010101U);
 }
 
 }  // namespace unpack_detail
@@ -86,15 +94,35 @@ POLYKV_HOST_DEVICE inline uint32_t look_up4(const LevelTable& table, uint32_t se
 template <uint32_t Bits>
 POLYKV_HOST_DEVICE inline LevelPair look_up(const LevelTable& table, uint32_t low,
                                             uint32_t bit4 = 0, uint32_t bit5 = 0) {
-  const uint32_t selector = low & 0x77777777U;
-  const uint32_t bit3 = (low >> 3) & 0x11111111U;
-  return {unpack_detail::look_up4<Bits>(table, selector, bit3, bit4, bit5),
-          unpack_detail::look_up4<Bits>(table, selector >> 16, bit3 >> 16, bit4 >> 16, bit5 >> 16)};
+  using namespace unpack_detail;
+  if constexpr (Bits < 5) {
+    const uint32_t selector = low & 0x77777777U;
+    const uint32_t bit3 = Bits == 3 ? 0 : (low >> 3) & 0x11111111U;
+    return {look_up4<Bits>(table.words, selector, bit3),
+            look_up4<Bits>(table.words, selector >> 16, bit3 >> 16)};
+  } else {
+    // The code of the positive level of the same size: all bits of negative ones turn.
+    const uint32_t sign = Bits == 5 ? bit4 : bit5;
+    const uint32_t code = ~(low ^ sign * 15U);
+    const uint32_t selector = code & 0x77777777U;
+    const uint32_t change = code ^ 0x88888888U;
+    uint32_t first = positive4(table.words, selector, change);
+    uint32_t second = positive4(table.words, selector >> 16, change >> 16);
+    if constexpr (Bits == 6) {
+      const uint32_t upper = bit4 ^ sign ^ 0x11111111U;
+      first = choose(byte_mask(upper), positive4(table.words + 4, selector, change), first);
+      second = choose(byte_mask(upper >> 16),
+                      positive4(table.words + 4, selector >> 16, change >> 16), second);
+    }
+    return {with_signs(first, sign), with_signs(second, sign >> 16)};
+  }
 }
 
 /// Bits `bit` of the bytes as the low nibbles', bits `bit` + step as the high ones'.
 POLYKV_HOST_DEVICE inline uint32_t nibble_bits(uint32_t word, uint32_t bit, uint32_t step) {
-  return ((word >> bit) & 0x01010101U) | ((word >> (bit + step)) & 0x01010101U) << 4;
+  const uint32_t high = bit + step;
+  return ((word >> bit) & 0x01010101U) |
+         ((high < 4 ? word << (4 - high) : word >> (high - 4)) & 0x10101010U);
 }
 
 /// The 16 dims of one token in one piece of K, as packed.

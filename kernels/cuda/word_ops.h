@@ -13,8 +13,8 @@
 
 namespace polykv::cuda {
 
-/// Byte i of the result is byte n of (high, low), n = bits 4 i to 4 i + 2 of the selector. The
-/// device's instruction gives a selector's fourth bit a meaning of its own: it is zero here.
+/// Byte i of the result is byte n of (high, low), n = bits 4 i to 4 i + 2 of the selector; where bit
+/// 4 i + 3 is one, eight times that byte's highest bit.
 POLYKV_HOST_DEVICE inline uint32_t byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
 #ifdef __CUDA_ARCH__
   return __byte_perm(low, high, selector);
@@ -22,8 +22,10 @@ POLYKV_HOST_DEVICE inline uint32_t byte_perm(uint32_t low, uint32_t high, uint32
   const uint64_t bytes = uint64_t{high} << 32 | low;
   uint32_t result = 0;
   for (uint32_t i = 0; i < 4; ++i) {
-    const uint32_t source = (selector >> (4 * i)) & 7U;
-    result |= static_cast<uint32_t>((bytes >> (8 * source)) & 0xffU) << (8 * i);
+    const uint32_t nibble = (selector >> (4 * i)) & 15U;
+    auto byte = static_cast<uint32_t>((bytes >> (8 * (nibble & 7U))) & 0xffU);
+    if (nibble > 7) byte = byte > 127 ? 0xffU : 0;
+    result |= byte << (8 * i);
   }
   return result;
 #endif

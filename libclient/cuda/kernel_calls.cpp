@@ -66,14 +66,14 @@ Result<PlannedCall> plan_call(const Lease& lease, uint32_t layer, const AttendRe
 
 Result<cuda::Kernels*> client_kernels() {
   POLYKV_ASSIGN_OR_RETURN(void* const factory,
-                          device::find_function(cuda_library(), cuda::kKernelsFactoryName));
+                          device::find_function(client_library(), cuda::kKernelsFactoryName));
   cuda::Kernels* const kernels =
       reinterpret_cast<cuda::KernelsFactory>(factory)(cuda::kKernelsVersion);
   if (kernels != nullptr) return kernels;
   return {POLYKV_ERR_VERSION,
           format("use the kernels of '%s': they are of another version than this library's %u; "
                  "install both from one package",
-                 cuda_library().c_str(), cuda::kKernelsVersion)};
+                 client_library().c_str(), cuda::kKernelsVersion)};
 }
 
 Status decode_on_device(const Lease& lease, uint32_t layer, const DecodeRequest& request,

@@ -7,7 +7,7 @@
 
 namespace polykv::lib {
 
-/// The kernels of cuda_library(). POLYKV_ERR_UNSUPPORTED, POLYKV_ERR_VERSION.
+/// The kernels of client_library(). POLYKV_ERR_UNSUPPORTED, POLYKV_ERR_VERSION.
 Result<cuda::Kernels*> client_kernels();
 
 /// Where and in which order: a GPU by this process's number (-1: the document's), its stream.

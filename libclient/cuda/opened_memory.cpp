@@ -34,21 +34,13 @@ std::string version_text(int version) {
 
 }  // namespace
 
-<<<<<<< HEAD
-std::string cuda_library() {
-=======
 std::string client_library() {
->>>>>>> c151355
   const char* named = ::secure_getenv("POLYKV_CUDA_LIBRARY");
   return named == nullptr || *named == '\0' ? device::kDefaultLibrary : named;
 }
 
 Result<device::Runtime*> client_runtime(uint32_t daemon_driver) {
-<<<<<<< HEAD
-  POLYKV_ASSIGN_OR_RETURN(device::Runtime* const runtime, device::load_runtime(cuda_library()));
-=======
   POLYKV_ASSIGN_OR_RETURN(device::Runtime* const runtime, device::load_runtime(client_library()));
->>>>>>> c151355
   POLYKV_ASSIGN_OR_RETURN(const device::Versions versions, runtime->versions());
   if (daemon_driver != 0 && static_cast<uint32_t>(versions.driver) != daemon_driver) {
     return {POLYKV_ERR_VERSION,

@@ -19,13 +19,8 @@ struct Gpu {
 };
 
 /// POLYKV_CUDA_LIBRARY (not of set-user-id programs), else libpolykv_cuda.so.0.
-<<<<<<< HEAD
-std::string cuda_library();
-/// The runtime of cuda_library().
-=======
 std::string client_library();
 /// The runtime of that library.
->>>>>>> c151355
 /// `daemon_driver`: the CUDA version of the daemon's driver; 0: it does not matter. POLYKV_ERR_UNSUPPORTED: it cannot be
 /// loaded; POLYKV_ERR_VERSION: the driver here is of another version.
 Result<device::Runtime*> client_runtime(uint32_t daemon_driver);

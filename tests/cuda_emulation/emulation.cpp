@@ -30,7 +30,10 @@ namespace polykv::test {
 namespace {
 
 constexpr uint32_t kMaxThreads = 1024;
-constexpr size_t kStackBytes = 256 * 1024;
+// Small, because the address sanitizer goes over the whole stack at each switch; what grows beyond it is stopped by a page
+// that nobody may touch.
+constexpr size_t kStackBytes = 64 * 1024;
+constexpr size_t kGuardBytes = 4096;
 
 /// The address sanitizer must know which stack it is on.
 struct StackSwitch {
@@ -53,8 +56,12 @@ struct StackSwitch {
 class Fiber {
  public:
   explicit Fiber(std::function<void()> body) : body_(std::move(body)) {
-    stack_ = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    assert(stack_ != MAP_FAILED);
+    mapping_ =
+        mmap(nullptr, kGuardBytes + kStackBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert(mapping_ != MAP_FAILED);
+    stack_ = static_cast<uint8_t*>(mapping_) + kGuardBytes;
+    const int status = mprotect(stack_, kStackBytes, PROT_READ | PROT_WRITE);
+    assert(status == 0);
     getcontext(&start_);
     start_.uc_stack.ss_sp = stack_;
     start_.uc_stack.ss_size = kStackBytes;
@@ -63,7 +70,7 @@ class Fiber {
     makecontext(&start_, reinterpret_cast<void (*)()>(&Fiber::enter), 2,
                 static_cast<uint32_t>(address), static_cast<uint32_t>(address >> 32));
   }
-  ~Fiber() { munmap(stack_, kStackBytes); }
+  ~Fiber() { munmap(mapping_, kGuardBytes + kStackBytes); }
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
@@ -97,6 +104,7 @@ class Fiber {
   }
 
   std::function<void()> body_;
+  void* mapping_ = nullptr;
   void* stack_ = nullptr;
   ucontext_t start_{};
   jmp_buf caller_{};

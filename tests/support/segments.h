@@ -23,8 +23,10 @@ inline constexpr Profile kAllProfiles[] = {Profile::exact, Profile::paper_k8v3, 
 class AlignedBytes {
  public:
   explicit AlignedBytes(size_t size_bytes) : size_bytes_(size_bytes) {
-    // By new: tests on a GPU put that where the device reaches it.
-    bytes_.reset(static_cast<uint8_t*>(::operator new(size_bytes, kAlignment)));
+    void* memory = nullptr;
+    if (posix_memalign(&memory, 4096, size_bytes == 0 ? 1 : size_bytes) != 0)
+      throw std::bad_alloc();
+    bytes_.reset(static_cast<uint8_t*>(memory));
     // A segment must not depend on what its bytes were.
     std::fill_n(bytes_.get(), size_bytes, uint8_t{0xa5});
   }
@@ -32,9 +34,8 @@ class AlignedBytes {
   std::span<const uint8_t> span() const { return {bytes_.get(), size_bytes_}; }
 
  private:
-  static constexpr std::align_val_t kAlignment{4096};
   struct Free {
-    void operator()(uint8_t* bytes) const { ::operator delete(bytes, kAlignment); }
+    void operator()(uint8_t* bytes) const { std::free(bytes); }
   };
   std::unique_ptr<uint8_t, Free> bytes_;
   size_t size_bytes_;

@@ -84,7 +84,7 @@ cuda::AttendCall dense_call(const std::vector<cuda::AttendRun>& runs, uint32_t g
 }
 
 void run(const cuda::AttendCall& call, uint32_t multiprocessors, const Schedule& schedule) {
-  const Status status = emulated_attend(call, multiprocessors, schedule);
+  const Status status = device_attend(call, multiprocessors, schedule);
   INFO(status.message());
   REQUIRE(status.is_ok());
 }
@@ -369,7 +369,7 @@ TEST_CASE("attention on the device refuses what it cannot do, and says why") {
     cuda::AttendCall call = dense_call(runs, 2, 1, q, answer);
     change(call, runs);
     call.runs = runs;
-    const Status status = emulated_attend(call, 1, kSchedules[0]);
+    const Status status = device_attend(call, 1, kSchedules[0]);
     INFO(status.message());
     CHECK(status.code() == code);
     CHECK(status.message().find(word) != std::string::npos);

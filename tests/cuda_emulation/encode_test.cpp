@@ -150,8 +150,8 @@ TEST_CASE("every profile, head_dim and tail is encoded as the reference does") {
         const std::vector<uint32_t> exact = some_exact_tokens(profile, tokens);
         const AlignedBytes bytes = encode_by_reference(values, profile, exact);
         DeviceLayer device(values, profile, exact);
-        const Status status = emulated_encode(values.source(), device.slot,
-                                              kSchedules[cases % std::size(kSchedules)]);
+        const Status status =
+            device_encode(values.source(), device.slot, kSchedules[cases % std::size(kSchedules)]);
         INFO(status.message());
         REQUIRE(status.is_ok());
         REQUIRE(device.kept_to_its_place());
@@ -181,7 +181,7 @@ TEST_CASE("the device encodes to the same bytes in every schedule of threads, dt
   for (const Profile profile : kProfiles) {
     const std::vector<uint32_t> exact = some_exact_tokens(profile, kTokens);
     DeviceLayer want(values, profile, exact);
-    REQUIRE(emulated_encode(values.source(), want.slot, kSchedules[0]).is_ok());
+    REQUIRE(device_encode(values.source(), want.slot, kSchedules[0]).is_ok());
     for (uint32_t i = 1; i < 6; ++i) {
       if (++cases % POLYKV_CASE_STEP != 0) continue;
       const Dtype dtype = i % 3 == 0 ? Dtype::f32 : i % 3 == 1 ? Dtype::f16 : Dtype::bf16;
@@ -210,7 +210,7 @@ TEST_CASE("the device encodes to the same bytes in every schedule of threads, dt
       source.k_strides = {64, 2 * 64, 1};
       source.v_strides = {48 * kTokens, 1, kTokens};
       DeviceLayer got(values, profile, exact);
-      REQUIRE(emulated_encode(source, got.slot, kSchedules[i % std::size(kSchedules)]).is_ok());
+      REQUIRE(device_encode(source, got.slot, kSchedules[i % std::size(kSchedules)]).is_ok());
       INFO(profile_name(profile) << " " << dtype_name(dtype));
       REQUIRE(std::equal(want.payload().begin(), want.payload().end(), got.payload().begin()));
     }
@@ -244,7 +244,7 @@ TEST_CASE(
       INFO(profile_name(profile) << " unit " << unit);
       const AlignedBytes bytes = encode_by_reference(scaled, profile, {5, 127});
       DeviceLayer device(scaled, profile, {5, 127});
-      REQUIRE(emulated_encode(scaled.source(), device.slot, kSchedules[2]).is_ok());
+      REQUIRE(device_encode(scaled.source(), device.slot, kSchedules[2]).is_ok());
       Totals totals;
       check(scaled, profile, open_segment(bytes).layer(0), device.view(), totals);
       CHECK(static_cast<double>(totals.different) <= 1e-4 * static_cast<double>(totals.codes) + 1);
@@ -257,7 +257,7 @@ TEST_CASE("when all tokens are exact rows, means and gains are zero") {
   for (const Profile profile : {Profile::k8v8, Profile::k5v4}) {
     const AlignedBytes bytes = encode_by_reference(values, profile, {0, 1, 2});
     DeviceLayer device(values, profile, {0, 1, 2});
-    REQUIRE(emulated_encode(values.source(), device.slot, kSchedules[1]).is_ok());
+    REQUIRE(device_encode(values.source(), device.slot, kSchedules[1]).is_ok());
     const std::span<const uint8_t> want = open_segment(bytes).layer_payload(0);
     CHECK(std::equal(want.begin(), want.end(), device.payload().begin()));
   }
@@ -278,7 +278,7 @@ TEST_CASE("a value that a profile cannot hold is named as the reference names it
         tensor[(90 + 70) * dims + 9] = -bad;
         const Dtype stored = Dtype::f16;
         DeviceLayer device(values, profile, {}, stored);
-        const Status got = emulated_encode(values.source(), device.slot, kSchedules[0]);
+        const Status got = device_encode(values.source(), device.slot, kSchedules[0]);
         SegmentOptions options;
         options.first_token = 4096;
         options.backend = Backend::reference;
@@ -300,7 +300,7 @@ TEST_CASE("encoding on the device refuses what it cannot do, and says why") {
   DeviceLayer device(values, Profile::k5v4, {3});
   const auto refused = [&](const KvSource& source, LayerSlot slot, polykv_status code,
                            const char* word) {
-    const Status status = emulated_encode(source, slot, kSchedules[0]);
+    const Status status = device_encode(source, slot, kSchedules[0]);
     INFO(status.message());
     CHECK(status.code() == code);
     CHECK(status.message().find(word) != std::string::npos);

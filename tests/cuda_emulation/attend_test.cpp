@@ -188,7 +188,7 @@ TEST_CASE("splits, windows, soft-caps and ranges inside a segment attend as they
       struct Range {
         uint64_t first, count;
       };
-      for (const Range range : {Range{0, 1100}, {63, 2}, {700, 1}, {700, 301}}) {
+      for (const Range range : {Range{0, 1100}, {63, 2}, {700, 1}, {130, 700}, {700, 301}}) {
         if (++cases % POLYKV_CASE_STEP != 0) continue;
         const std::vector<float> q = random_queries(document.decoded, 2 * 2 * 3, 6, cases);
         std::vector<cuda::AttendRun> runs = {document.run()};

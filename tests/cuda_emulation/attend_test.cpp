@@ -156,6 +156,27 @@ TEST_CASE("every profile, head_dim and tail attends as double precision does") {
   CHECK(cases == 6 * 7 * 5);
 }
 
+TEST_CASE("K and V of any head_dim that a profile holds are attended to as double precision does") {
+  uint32_t cases = 0;
+  for (const Profile profile : kProfiles) {
+    for (const uint32_t dim : {16U, 20U, 33U, 48U, 160U, 208U, 240U, 252U, 255U}) {
+      for (const LayerGeometry& geometry :
+           {LayerGeometry{1, dim, 64, 0}, LayerGeometry{1, 64, dim, 0}}) {
+        if (!codec_for(profile)->check_geometry(profile, geometry).is_ok()) continue;
+        if (++cases % POLYKV_CASE_STEP != 0) continue;
+        INFO(profile_name(profile) << " " << geometry.k_head_dim << " " << geometry.v_head_dim);
+        const Document document(random_values(geometry, 70, dim), profile);
+        const std::vector<float> q = random_queries(document.decoded, 2, 8, dim);
+        const std::vector<cuda::AttendRun> runs = {document.run()};
+        Answer answer;
+        const cuda::AttendCall call = dense_call(runs, 2, 1, q, answer);
+        run(call, 1, kSchedules[cases % std::size(kSchedules)]);
+        check(call, document, answer);
+      }
+    }
+  }
+}
+
 TEST_CASE("every profile and group gives the same bits in every schedule of threads") {
   uint32_t cases = 0;
   for (const Profile profile : kProfiles) {

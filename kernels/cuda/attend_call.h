@@ -34,9 +34,11 @@ struct AttendCall {
   Dtype query_dtype = Dtype::f32;
   const void* q = nullptr;  // [query, head, k_head_dim] under q_strides
   QueryStrides q_strides;
-  float scale = 1;                               // of logits
-  float soft_cap = 0;                            // 0: none
-  const uint64_t* query_first_tokens = nullptr;  // [query], tokens of the document; null: all
+  float scale = 1;     // of logits
+  float soft_cap = 0;  // 0: none
+  // [query], tokens of the document; null: all. On the device, so work is cut by the runs: they had better not
+  // begin long before what any row sees.
+  const uint64_t* query_first_tokens = nullptr;
   Dtype output_dtype = Dtype::f32;
   void* output = nullptr;  // [query, head, v_head_dim] under output_strides
   QueryStrides output_strides;

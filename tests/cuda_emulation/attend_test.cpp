@@ -84,7 +84,7 @@ cuda::AttendCall dense_call(const std::vector<cuda::AttendRun>& runs, uint32_t g
 }
 
 void run(const cuda::AttendCall& call, uint32_t multiprocessors, const Schedule& schedule) {
-  const Status status = emulated_attend(call, multiprocessors, schedule);
+  const Status status = device_attend(call, multiprocessors, schedule);
   INFO(status.message());
   REQUIRE(status.is_ok());
 }
@@ -156,6 +156,27 @@ TEST_CASE("every profile, head_dim and tail attends as double precision does") {
   CHECK(cases == 6 * 7 * 5);
 }
 
+TEST_CASE("K and V of any head_dim that a profile holds are attended to as double precision does") {
+  uint32_t cases = 0;
+  for (const Profile profile : kProfiles) {
+    for (const uint32_t dim : {16U, 20U, 33U, 48U, 160U, 208U, 240U, 252U, 255U}) {
+      for (const LayerGeometry& geometry :
+           {LayerGeometry{1, dim, 64, 0}, LayerGeometry{1, 64, dim, 0}}) {
+        if (!codec_for(profile)->check_geometry(profile, geometry).is_ok()) continue;
+        if (++cases % POLYKV_CASE_STEP != 0) continue;
+        INFO(profile_name(profile) << " " << geometry.k_head_dim << " " << geometry.v_head_dim);
+        const Document document(random_values(geometry, 70, dim), profile);
+        const std::vector<float> q = random_queries(document.decoded, 2, 8, dim);
+        const std::vector<cuda::AttendRun> runs = {document.run()};
+        Answer answer;
+        const cuda::AttendCall call = dense_call(runs, 2, 1, q, answer);
+        run(call, 1, kSchedules[cases % std::size(kSchedules)]);
+        check(call, document, answer);
+      }
+    }
+  }
+}
+
 TEST_CASE("every profile and group gives the same bits in every schedule of threads") {
   uint32_t cases = 0;
   for (const Profile profile : kProfiles) {
@@ -188,7 +209,7 @@ TEST_CASE("splits, windows, soft-caps and ranges inside a segment attend as they
       struct Range {
         uint64_t first, count;
       };
-      for (const Range range : {Range{0, 1100}, {63, 2}, {700, 1}, {700, 301}}) {
+      for (const Range range : {Range{0, 1100}, {63, 2}, {700, 1}, {130, 700}, {700, 301}}) {
         if (++cases % POLYKV_CASE_STEP != 0) continue;
         const std::vector<float> q = random_queries(document.decoded, 2 * 2 * 3, 6, cases);
         std::vector<cuda::AttendRun> runs = {document.run()};
@@ -369,7 +390,7 @@ TEST_CASE("attention on the device refuses what it cannot do, and says why") {
     cuda::AttendCall call = dense_call(runs, 2, 1, q, answer);
     change(call, runs);
     call.runs = runs;
-    const Status status = emulated_attend(call, 1, kSchedules[0]);
+    const Status status = device_attend(call, 1, kSchedules[0]);
     INFO(status.message());
     CHECK(status.code() == code);
     CHECK(status.message().find(word) != std::string::npos);

@@ -49,7 +49,7 @@ Observed decode_as(Profile profile, const LayerGeometry& geometry, const Schedul
   const DecodeTarget target = {
       0, kTokens, Dtype::f32, values.k.data(), where.k_strides, values.v.data(), where.v_strides};
   Observed seen;
-  seen.failure = emulated_decode(open_segment(bytes).layer(0), target, schedule).message();
+  seen.failure = device_decode(open_segment(bytes).layer(0), target, schedule).message();
   seen.add(values.k);
   seen.add(values.v);
   return seen;
@@ -70,7 +70,7 @@ Observed attend_as(Profile profile, uint32_t group, const Schedule& schedule) {
   call.output = output.data();
   call.output_strides = {0, kGeometry.v_head_dim, 1};
   Observed seen;
-  seen.failure = emulated_attend(call, 1, schedule).message();
+  seen.failure = device_attend(call, 1, schedule).message();
   seen.add(output);
   return seen;
 }
@@ -88,7 +88,7 @@ Observed encode_as(Profile profile, const Schedule& schedule) {
     AlignedBytes bytes(layout.header.total_bytes);
     std::fill(bytes.span().begin(), bytes.span().end(), uint8_t{0});
     LayerSlot slot = layer_parts<LayerSlot>(layout.header, layout.records[0], bytes.span().data());
-    seen.failure += emulated_encode(values.source(), slot, schedule).message();
+    seen.failure += device_encode(values.source(), slot, schedule).message();
     if (is_bad) continue;
     seen.add(std::vector<uint8_t>(bytes.span().begin(), bytes.span().end()));
     seen.add(std::vector<LayerScales>{slot.scales});

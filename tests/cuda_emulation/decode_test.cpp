@@ -41,7 +41,7 @@ LayerValues decode_on_device(const LayerView& layer, const Schedule& schedule) {
   target.k_strides = where.k_strides;
   target.v = values.v.data();
   target.v_strides = where.v_strides;
-  const Status status = emulated_decode(layer, target, schedule);
+  const Status status = device_decode(layer, target, schedule);
   INFO(status.message());
   REQUIRE(status.is_ok());
   return values;
@@ -127,7 +127,7 @@ TEST_CASE(
                             k_strides,   nullptr,     v_strides};
         target.k = dtype == Dtype::f32 ? static_cast<void*>(k32.data() + 1) : k16.data() + 1;
         target.v = dtype == Dtype::f32 ? static_cast<void*>(v32.data() + 1) : v16.data() + 1;
-        REQUIRE(emulated_decode(layer, target, kSchedules[cases++ % 3]).is_ok());
+        REQUIRE(device_decode(layer, target, kSchedules[cases++ % 3]).is_ok());
         uint64_t wrong = 0;
         const auto check = [&](std::vector<float>& f32, std::vector<uint16_t>& f16,
                                const Strides& s, const std::vector<float>& want, uint32_t dims) {
@@ -165,13 +165,13 @@ TEST_CASE("a null K or V is left out, and no tokens are no work") {
   const LayerView layer = open_segment(bytes).layer(0);
   std::vector<float> values(70 * 64, -99.0F);
   DecodeTarget target{0, 70, Dtype::f32, nullptr, {}, values.data(), {0, 64, 1}};
-  CHECK(emulated_decode(layer, target, kSchedules[0]).is_ok());
+  CHECK(device_decode(layer, target, kSchedules[0]).is_ok());
   CHECK(std::count(values.begin(), values.end(), -99.0F) == 0);
   std::fill(values.begin(), values.end(), -99.0F);
   target.token_count = 0;
-  CHECK(emulated_decode(layer, target, kSchedules[0]).is_ok());
+  CHECK(device_decode(layer, target, kSchedules[0]).is_ok());
   target = {0, 70, Dtype::f32, nullptr, {}, nullptr, {}};
-  CHECK(emulated_decode(layer, target, kSchedules[0]).is_ok());
+  CHECK(device_decode(layer, target, kSchedules[0]).is_ok());
   CHECK(std::count(values.begin(), values.end(), -99.0F) == 70 * 64);
 }
 
@@ -180,17 +180,17 @@ TEST_CASE("decoding on the device refuses what it cannot do, and says why") {
   const LayerView wide = open_segment(bytes).layer(0);
   std::vector<float> values(70 * 272, -99.0F);
   DecodeTarget target{0, 70, Dtype::f32, nullptr, {}, values.data(), {0, 272, 1}};
-  const Status too_wide = emulated_decode(wide, target, kSchedules[0]);
+  const Status too_wide = device_decode(wide, target, kSchedules[0]);
   CHECK(too_wide.code() == POLYKV_ERR_UNSUPPORTED);
   CHECK(too_wide.message().find("272") != std::string::npos);
   LayerView layer = wide;
   layer.geometry.v_head_dim = 256;
   target.first_token = 1;
-  const Status outside = emulated_decode(layer, target, kSchedules[0]);
+  const Status outside = device_decode(layer, target, kSchedules[0]);
   CHECK(outside.code() == POLYKV_ERR_INVALID_ARGUMENT);
   CHECK(outside.message().find("1 + 70") != std::string::npos);
   target.first_token = 0;
   target.dtype = static_cast<Dtype>(9);
-  CHECK(emulated_decode(layer, target, kSchedules[0]).code() == POLYKV_ERR_INVALID_ARGUMENT);
+  CHECK(device_decode(layer, target, kSchedules[0]).code() == POLYKV_ERR_INVALID_ARGUMENT);
   CHECK(std::count(values.begin(), values.end(), -99.0F) == 70 * 272);
 }

@@ -150,8 +150,8 @@ TEST_CASE("every profile, head_dim and tail is encoded as the reference does") {
         const std::vector<uint32_t> exact = some_exact_tokens(profile, tokens);
         const AlignedBytes bytes = encode_by_reference(values, profile, exact);
         DeviceLayer device(values, profile, exact);
-        const Status status = emulated_encode(values.source(), device.slot,
-                                              kSchedules[cases % std::size(kSchedules)]);
+        const Status status =
+            device_encode(values.source(), device.slot, kSchedules[cases % std::size(kSchedules)]);
         INFO(status.message());
         REQUIRE(status.is_ok());
         REQUIRE(device.kept_to_its_place());
@@ -169,6 +169,34 @@ TEST_CASE("every profile, head_dim and tail is encoded as the reference does") {
   CHECK(static_cast<double>(totals.different) <= 1e-4 * static_cast<double>(totals.codes));
 }
 
+TEST_CASE("K and V of any head_dim that a profile holds are encoded as the reference does") {
+  uint32_t cases = 0;
+  for (const Profile profile : kProfiles) {
+    Totals totals;
+    for (const uint32_t dim : {16U, 20U, 33U, 48U, 160U, 208U, 240U, 252U, 255U}) {
+      for (const LayerGeometry& geometry :
+           {LayerGeometry{1, dim, 64, 0}, LayerGeometry{1, 64, dim, 0}}) {
+        if (!codec_for(profile)->check_geometry(profile, geometry).is_ok()) continue;
+        if (++cases % POLYKV_CASE_STEP != 0) continue;
+        INFO(profile_name(profile) << " " << geometry.k_head_dim << " " << geometry.v_head_dim);
+        const LayerValues values = random_values(geometry, 40, dim);
+        const AlignedBytes bytes = encode_by_reference(values, profile, {});
+        DeviceLayer device(values, profile, {});
+        REQUIRE(device_encode(values.source(), device.slot, kSchedules[2]).is_ok());
+        REQUIRE(device.kept_to_its_place());
+        const SegmentView view = open_segment(bytes);
+        if (profile == Profile::exact) {
+          const std::span<const uint8_t> want = view.layer_payload(0);
+          REQUIRE(std::equal(want.begin(), want.end(), device.payload().begin()));
+        } else {
+          check(values, profile, view.layer(0), device.view(), totals);
+        }
+      }
+    }
+    CHECK(static_cast<double>(totals.different) <= 1e-4 * static_cast<double>(totals.codes) + 1);
+  }
+}
+
 TEST_CASE("the device encodes to the same bytes in every schedule of threads, dtype and layout") {
   uint32_t cases = 0;
   const LayerGeometry geometry{2, 64, 48, 0};
@@ -181,7 +209,7 @@ TEST_CASE("the device encodes to the same bytes in every schedule of threads, dt
   for (const Profile profile : kProfiles) {
     const std::vector<uint32_t> exact = some_exact_tokens(profile, kTokens);
     DeviceLayer want(values, profile, exact);
-    REQUIRE(emulated_encode(values.source(), want.slot, kSchedules[0]).is_ok());
+    REQUIRE(device_encode(values.source(), want.slot, kSchedules[0]).is_ok());
     for (uint32_t i = 1; i < 6; ++i) {
       if (++cases % POLYKV_CASE_STEP != 0) continue;
       const Dtype dtype = i % 3 == 0 ? Dtype::f32 : i % 3 == 1 ? Dtype::f16 : Dtype::bf16;
@@ -210,7 +238,7 @@ TEST_CASE("the device encodes to the same bytes in every schedule of threads, dt
       source.k_strides = {64, 2 * 64, 1};
       source.v_strides = {48 * kTokens, 1, kTokens};
       DeviceLayer got(values, profile, exact);
-      REQUIRE(emulated_encode(source, got.slot, kSchedules[i % std::size(kSchedules)]).is_ok());
+      REQUIRE(device_encode(source, got.slot, kSchedules[i % std::size(kSchedules)]).is_ok());
       INFO(profile_name(profile) << " " << dtype_name(dtype));
       REQUIRE(std::equal(want.payload().begin(), want.payload().end(), got.payload().begin()));
     }
@@ -244,7 +272,7 @@ TEST_CASE(
       INFO(profile_name(profile) << " unit " << unit);
       const AlignedBytes bytes = encode_by_reference(scaled, profile, {5, 127});
       DeviceLayer device(scaled, profile, {5, 127});
-      REQUIRE(emulated_encode(scaled.source(), device.slot, kSchedules[2]).is_ok());
+      REQUIRE(device_encode(scaled.source(), device.slot, kSchedules[2]).is_ok());
       Totals totals;
       check(scaled, profile, open_segment(bytes).layer(0), device.view(), totals);
       CHECK(static_cast<double>(totals.different) <= 1e-4 * static_cast<double>(totals.codes) + 1);
@@ -257,7 +285,7 @@ TEST_CASE("when all tokens are exact rows, means and gains are zero") {
   for (const Profile profile : {Profile::k8v8, Profile::k5v4}) {
     const AlignedBytes bytes = encode_by_reference(values, profile, {0, 1, 2});
     DeviceLayer device(values, profile, {0, 1, 2});
-    REQUIRE(emulated_encode(values.source(), device.slot, kSchedules[1]).is_ok());
+    REQUIRE(device_encode(values.source(), device.slot, kSchedules[1]).is_ok());
     const std::span<const uint8_t> want = open_segment(bytes).layer_payload(0);
     CHECK(std::equal(want.begin(), want.end(), device.payload().begin()));
   }
@@ -278,7 +306,7 @@ TEST_CASE("a value that a profile cannot hold is named as the reference names it
         tensor[(90 + 70) * dims + 9] = -bad;
         const Dtype stored = Dtype::f16;
         DeviceLayer device(values, profile, {}, stored);
-        const Status got = emulated_encode(values.source(), device.slot, kSchedules[0]);
+        const Status got = device_encode(values.source(), device.slot, kSchedules[0]);
         SegmentOptions options;
         options.first_token = 4096;
         options.backend = Backend::reference;
@@ -300,7 +328,7 @@ TEST_CASE("encoding on the device refuses what it cannot do, and says why") {
   DeviceLayer device(values, Profile::k5v4, {3});
   const auto refused = [&](const KvSource& source, LayerSlot slot, polykv_status code,
                            const char* word) {
-    const Status status = emulated_encode(source, slot, kSchedules[0]);
+    const Status status = device_encode(source, slot, kSchedules[0]);
     INFO(status.message());
     CHECK(status.code() == code);
     CHECK(status.message().find(word) != std::string::npos);

@@ -105,20 +105,26 @@ void CudaBacking::lose(const Status& why) {
 
 // ---- segments ----------------------------------------------------------------------------------
 
-void CudaBacking::measure(const SegmentPromise& promise, Done<std::vector<MemoryHeadroom>> done) {
-  // Host memory is taken as well, until the segment was copied; no eviction gives any of it back.
-  const uint64_t host_bytes = promise.into_device ? promise.data_offset : promise.size_bytes;
-  const Result<std::vector<MemoryHeadroom>> host = memory_.measure();
-  if (!host) return done(host.status());
-  for (const MemoryHeadroom& headroom : *host) {
-    if (headroom.free_bytes >= host_bytes + settings_.host_reserve_bytes) continue;
-    return done(Status(POLYKV_ERR_BUDGET,
-                       format("reserve memory: %llu bytes of host memory needed until the segment "
-                              "is on the GPU, %llu free of %s; %s",
-                              static_cast<unsigned long long>(host_bytes),
-                              static_cast<unsigned long long>(headroom.free_bytes),
-                              headroom.name.c_str(), headroom.remedy.c_str())));
+/// Host memory is taken as well, until the segment was copied; no eviction gives any of it back.
+Status CudaBacking::check_host_memory(const SegmentPromise& promise) const {
+  const uint64_t needed_bytes = host_bytes(promise);
+  const uint64_t taken_bytes = host_unallocated_bytes_ + settings_.host_reserve_bytes;
+  POLYKV_ASSIGN_OR_RETURN(const std::vector<MemoryHeadroom> headrooms, memory_.measure());
+  for (const MemoryHeadroom& headroom : headrooms) {
+    const uint64_t free_bytes = headroom.free_bytes - std::min(headroom.free_bytes, taken_bytes);
+    if (free_bytes >= needed_bytes) continue;
+    return {POLYKV_ERR_BUDGET,
+            format("reserve memory: %llu bytes of host memory needed until the segment is on the "
+                   "GPU, %llu free of %s; %s",
+                   static_cast<unsigned long long>(needed_bytes),
+                   static_cast<unsigned long long>(free_bytes), headroom.name.c_str(),
+                   headroom.remedy.c_str())};
   }
+  return Status::ok();
+}
+
+void CudaBacking::measure(const SegmentPromise& promise, Done<std::vector<MemoryHeadroom>> done) {
+  if (const Status host = check_host_memory(promise); !host.is_ok()) return done(host);
   on_device<device::MemoryInfo>(
       [this] { return settings_.device.runtime->memory(); },
       [this, done = std::move(done)](const Result<device::MemoryInfo>& memory) {
@@ -173,11 +179,13 @@ Result<SharedDeviceMemory> CudaBacking::allocate_device(uint64_t size_bytes) con
 }
 
 void CudaBacking::allocate(SharedPromise promise, Done<SegmentMemory> done) {
+  // Others may have been let in since it was measured.
+  if (const Status host = check_host_memory(*promise); !host.is_ok()) return done(host);
+  host_unallocated_bytes_ += host_bytes(*promise);
   pool_.submit<Result<UniqueFd>>(
-      [promise] {
-        return allocate_segment(promise->into_device ? promise->data_offset : promise->size_bytes);
-      },
+      [size_bytes = host_bytes(*promise)] { return allocate_segment(size_bytes); },
       [this, promise, done = std::move(done)](Result<UniqueFd> memfd) {
+        host_unallocated_bytes_ -= host_bytes(*promise);
         if (!memfd) return done(memfd.status());
         const auto writable = std::make_shared<const UniqueFd>(std::move(*memfd));
         on_device<SegmentMemory>(

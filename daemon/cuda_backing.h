@@ -41,6 +41,10 @@ class CudaBacking final : public Backing {
 
   template <typename T>
   void on_device(std::function<Result<T>()> work, Done<T> done);
+  static uint64_t host_bytes(const SegmentPromise& promise) {
+    return promise.into_device ? promise.data_offset : promise.size_bytes;
+  }
+  Status check_host_memory(const SegmentPromise& promise) const;
   void look_again();
   void lose(const Status& why);
   std::string memory_name() const;
@@ -55,6 +59,7 @@ class CudaBacking final : public Backing {
   Settings settings_;
   BackingFacts facts_;
   std::function<void(const Status&)> on_lost_;
+  uint64_t host_unallocated_bytes_ = 0;  // let in, but the machine does not count it yet
   bool is_lost_ = false;
   std::shared_ptr<Thread> thread_;
 };

@@ -17,7 +17,8 @@
  *   - An allocation is opened once in a process, however many leases, and is closed with the last.
  *   - A device pointer is valid until its lease is released, and only while polykvd lives: once a
  *     call returns POLYKV_ERR_DAEMON_GONE or POLYKV_ERR_DEVICE_LOST, what the memory holds is
- *     undefined. Stop using it and release the lease.
+ *     undefined. Stop using it and release the lease. Because only the session tells, closing it
+ *     ends the reading of device memory as well, other than that of host memory.
  *   - The driver has no read-only import: whoever imports a segment can damage it, which is why
  *     such documents are served to polykvd's own user alone. polykv_lease_verify recomputes the
  *     checksums of what is in device memory.

@@ -206,6 +206,26 @@ TEST_CASE("row 31: device memory that is short is told with needed and free, and
   CHECK(publisher.finish().ok());
 }
 
+TEST_CASE("row 41: host memory that a segment needs on its way to the GPU is asked for as well") {
+  const CudaBench bench;
+  const TemporaryFolder folder;
+  const std::string meminfo = folder.write("meminfo", "MemAvailable: 65600 kB\n");
+  const DaemonProcess daemon(
+      bench.device().flags({"--proc-meminfo", meminfo, "--memory-reserve", "64MiB"}));
+  client::Session session = connect_to(daemon.socket_path());
+  const SyntheticDocument document(300);
+  client::Publisher publisher = document.become_producer(session, "a");
+  const auto refused = publisher.begin_segment(300);
+  CHECK(code_of(refused) == POLYKV_ERR_BUDGET);
+  INFO(refused.error().message);
+  CHECK(contains(refused.error().message, "host memory needed until the segment is on the GPU"));
+  CHECK(bench.device().state()->live_count() == 0);
+  // One that writes to device memory itself needs next to none of the host's.
+  client::Segment segment = begin_on_gpu(publisher, 300);
+  REQUIRE(document.encode_all(segment, 0, 300).ok());
+  CHECK(segment.commit().ok());
+}
+
 TEST_CASE("row 31: an idle document goes before device memory is refused") {
   const CudaBench bench;
   const DaemonProcess daemon(bench.device().flags({"--budget", "4MiB"}));

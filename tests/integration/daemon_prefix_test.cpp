@@ -316,8 +316,7 @@ TEST_CASE("an extension of what is not there, not a prefix, or one segment by de
   CHECK(client.acquire(fields, &longer).code() == POLYKV_ERR_NOT_FOUND);
 }
 
-TEST_CASE("a producer leases what is sealed before its part, whatever happens to whose it was",
-          "[memfd]") {
+TEST_CASE("a producer leases what is sealed before its part, whatever happens to whose it was") {
   DaemonProcess daemon;
   RawClient client(daemon.socket_path());
   const TestDocument first = sharing(600, 600, 0);

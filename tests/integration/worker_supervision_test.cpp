@@ -259,7 +259,8 @@ TEST_CASE("a model file that nobody knows is identified by a worker") {
   CHECK(bench.status().fingerprint_cache_misses_total == 1);
 }
 
-TEST_CASE("a configured model is opened by the daemon, and its documents may be public") {
+TEST_CASE("a configured model is opened by the daemon, and its documents may be public",
+          "[memfd]") {
   const TemporaryFolder models;
   const std::string gone_path = models.path() + "/gone";
   const std::string config =

@@ -15,6 +15,12 @@ using namespace polykv::test;
 
 namespace {
 
+/// A program that was taken to another machine finds it elsewhere than where it was built.
+std::string library_path() {
+  const char* elsewhere = std::getenv("POLYKV_TEST_CUDA_LIBRARY");
+  return elsewhere == nullptr ? POLYKV_CUDA_LIBRARY_PATH : elsewhere;
+}
+
 /// Before any test: which GPU there is, is asked in a child as well. On the emulation (tests run there too, so that
 /// this program is right when it meets a GPU) it is this program's own.
 const bool kHasGpu = [] {
@@ -22,7 +28,7 @@ const bool kHasGpu = [] {
   static const EmulatedDevice device;
   device.use_here();
 #else
-  ::setenv("POLYKV_CUDA_LIBRARY", POLYKV_CUDA_LIBRARY_PATH, 1);
+  ::setenv("POLYKV_CUDA_LIBRARY", library_path().c_str(), 1);
 #endif
   const pid_t pid = ::fork();
   if (pid != 0) {
@@ -30,7 +36,7 @@ const bool kHasGpu = [] {
     if (found.was_killed || found.code != 0) std::_Exit(found.was_killed ? 1 : found.code);
     return true;
   }
-  const auto runtime = device::load_runtime(POLYKV_CUDA_LIBRARY_PATH);
+  const auto runtime = device::load_runtime(library_path());
   const auto devices = runtime.is_ok() ? (*runtime)->devices() : runtime.status();
   if (devices.is_ok() && !devices->empty()) std::_Exit(0);
   std::printf("unavailable: no GPU that CUDA can use: %s\n",
@@ -47,13 +53,13 @@ void expect(const Status& status) {
 }
 
 device::Runtime& runtime_in_child() {
-  const auto runtime = device::load_runtime(POLYKV_CUDA_LIBRARY_PATH);
+  const auto runtime = device::load_runtime(library_path());
   expect(runtime.status());
   return **runtime;
 }
 
 std::vector<std::string> flags() {
-  return {"--backing", "cuda",   "--cuda-library", POLYKV_CUDA_LIBRARY_PATH,
+  return {"--backing", "cuda",   "--cuda-library", library_path(),
           "--budget",  "256MiB", "--cuda-reserve", "0"};
 }
 

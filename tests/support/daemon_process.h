@@ -46,6 +46,12 @@ inline ExitStatus wait_for_exit(pid_t pid) {
                              : ExitStatus{false, WEXITSTATUS(status)};
 }
 
+/// A program that was taken to another machine finds the daemon elsewhere than where it was built.
+inline std::string daemon_path() {
+  const char* elsewhere = std::getenv("POLYKV_TEST_DAEMON");
+  return elsewhere == nullptr ? POLYKV_DAEMON_PATH : elsewhere;
+}
+
 class DaemonProcess {
  public:
   /// Flags beyond --socket, for example {"--budget", "64MiB"}. Returns once the daemon has said
@@ -133,8 +139,8 @@ class DaemonProcess {
     if (::bind(notify_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
       throw std::runtime_error("cannot bind the notification socket");
     ::chmod(notify_path.c_str(), 0666);
-    std::vector<std::string> arguments = {POLYKV_DAEMON_PATH, "--socket", socket_path_,
-                                          "--socket-mode", "0666"};
+    std::vector<std::string> arguments = {daemon_path(), "--socket", socket_path_, "--socket-mode",
+                                          "0666"};
     arguments.insert(arguments.end(), flags.begin(), flags.end());
     pid_ = ::fork();
     if (pid_ == 0) execute(arguments, environment, notify_path);

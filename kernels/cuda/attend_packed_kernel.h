@@ -42,7 +42,7 @@ struct AttendPackedKernel {
   using Arguments = AttendPackedArguments;
   static constexpr uint32_t kWarps = 4;
   static constexpr uint32_t kThreads = kWarps * kWarpThreads;
-  static constexpr uint32_t kMinBlocks = Rows == 8 ? 3 : Rows == 4 ? 4 : Rows == 2 ? 6 : 8;
+  static constexpr uint32_t kMinBlocks = Rows == 8 ? 3 : Rows == 4 ? 5 : 8;
   enum Sync : uint32_t { kQueriesLoaded = 1, kWeightsWritten, kWeightsUsed, kWarpsDone };
 
   /// The factors of two words of levels: [word][term]. Read at once.

@@ -300,10 +300,11 @@ TEST_CASE("a value that a profile cannot hold is named as the reference names it
         LayerValues values = random_values({2, 16, 32, 0}, 90, 4);
         std::vector<float>& tensor = is_k ? values.k : values.v;
         const size_t dims = is_k ? 16 : 32;
-        // The first of several, in the second kv_head's second block.
-        tensor[(90 + 70) * dims + 7] = bad;
+        // The first of several, in the first kv_head's second block.
+        tensor[70 * dims + 7] = bad;
+        tensor[70 * dims + 9] = -bad;
+        tensor[(90 + 5) * dims + 3] = bad;
         tensor[(90 + 89) * dims + 3] = bad;
-        tensor[(90 + 70) * dims + 9] = -bad;
         const Dtype stored = Dtype::f16;
         DeviceLayer device(values, profile, {}, stored);
         const Status got = device_encode(values.source(), device.slot, kSchedules[0]);

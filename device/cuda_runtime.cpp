@@ -1,5 +1,6 @@
 // The CUDA runtime behind Runtime; the whole of libpolykv_cuda.so but for the kernels.
 #include <cuda_runtime_api.h>
+#include <unistd.h>
 
 #include <cstring>
 
@@ -61,6 +62,17 @@ Status check(const char* operation, cudaError_t error) {
   return error == cudaSuccess ? Status::ok() : failed(operation, error);
 }
 
+/// Looked at without CUDA: once it has failed to initialise in a process it need not try again there,
+/// and a driver's module may be loaded after us.
+Status check_driver_is_loaded() {
+  for (const char* path :
+       {"/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg", "/dev/nvmap"}) {
+    if (::access(path, F_OK) == 0) return Status::ok();
+  }
+  return {POLYKV_ERR_UNSUPPORTED,
+          "look for a GPU: no NVIDIA driver is loaded (no /dev/nvidiactl); see nvidia-smi"};
+}
+
 cudaStream_t stream_of(void* stream) {
   return static_cast<cudaStream_t>(stream);
 }
@@ -68,6 +80,7 @@ cudaStream_t stream_of(void* stream) {
 class CudaRuntime final : public Runtime {
  public:
   Result<Versions> versions() override {
+    POLYKV_RETURN_IF_ERROR(check_driver_is_loaded());
     Versions versions;
     POLYKV_RETURN_IF_ERROR(
         check("ask for the driver's version", cudaDriverGetVersion(&versions.driver)));
@@ -81,6 +94,7 @@ class CudaRuntime final : public Runtime {
   }
 
   Result<std::vector<DeviceInfo>> devices() override {
+    POLYKV_RETURN_IF_ERROR(check_driver_is_loaded());
     int count = 0;
     POLYKV_RETURN_IF_ERROR(check("count GPUs", cudaGetDeviceCount(&count)));
     std::vector<DeviceInfo> devices;

@@ -55,6 +55,7 @@ class Runtime {
  public:
   virtual ~Runtime() = default;
 
+  /// versions() and devices() fail, and may be asked again, while no driver is loaded.
   virtual Result<Versions> versions() = 0;
   /// In this process's order, which is not another's: match by UUID.
   virtual Result<std::vector<DeviceInfo>> devices() = 0;

@@ -38,6 +38,16 @@ polykv_status view_code(const client::Lease& lease, int device, std::string& mes
   return status;
 }
 
+/// A reservation by a producer that writes to device memory itself; from token 0 on.
+Reply reserve_on_gpu(RawClient& client, const wire::Handle& ticket, uint64_t token_count) {
+  flatbuffers::FlatBufferBuilder builder;
+  wire::SegmentReserveBuilder reserve(builder);
+  reserve.add_ticket(&ticket);
+  reserve.add_token_count(token_count);
+  reserve.add_into_device(true);
+  return client.receive(client.send(builder, reserve.Finish()));
+}
+
 /// A kernel of a test that reads device memory until its stream is waited for.
 void keep_busy(void* stream, const void* pointer) {
   void* const library = ::dlopen(POLYKV_EMULATED_LIBRARY, RTLD_NOW | RTLD_NOLOAD);
@@ -139,13 +149,7 @@ TEST_CASE("row 30: allocations are multiples of 2 MiB and zero before anybody ge
   const DaemonProcess daemon(bench.device().flags());
   RawClient client(daemon.socket_path());
   const TestDocument document;
-  const wire::Handle ticket = client.become_producer(document, "a");
-  flatbuffers::FlatBufferBuilder builder;
-  wire::SegmentReserveBuilder reserve(builder);
-  reserve.add_ticket(&ticket);
-  reserve.add_token_count(300);
-  reserve.add_into_device(true);
-  const Reply reply = client.receive(client.send(builder, reserve.Finish()));
+  const Reply reply = reserve_on_gpu(client, client.become_producer(document, "a"), 300);
   const auto* memory = reply.as<wire::SegmentReserved>().device_memory();
   REQUIRE(memory != nullptr);
   CHECK(memory->size_bytes() == device::kGranularityBytes);
@@ -154,28 +158,38 @@ TEST_CASE("row 30: allocations are multiples of 2 MiB and zero before anybody ge
   REQUIRE(state->live_count() == 1);
   std::ifstream file(bench.device().memory_file(state->next_id - 1), std::ios::binary);
   const std::string bytes{std::istreambuf_iterator<char>(file), {}};
-  CHECK(bytes == std::string(device::kGranularityBytes, '\0'));
+  CHECK((bytes == std::string(device::kGranularityBytes, '\0')));
 }
 
-TEST_CASE("what the producer did not write to device memory is not committed") {
+TEST_CASE("row 37: a payload that has not arrived in device memory is not committed") {
   const CudaBench bench;
   const DaemonProcess daemon(bench.device().flags());
+  RawClient client(daemon.socket_path());
+  const TestDocument document;
+  const wire::Handle ticket = client.become_producer(document, "a");
+  for (const bool has_arrived : {false, true}) {
+    const Reply reply = reserve_on_gpu(client, ticket, 300);
+    const auto& reserved = reply.as<wire::SegmentReserved>();
+    AlignedBytes segment(reserved.size_bytes());
+    RawClient::write_segment(reserved, document, 0, 300, segment.span());
+    const auto metadata_bytes =
+        static_cast<size_t>(::lseek(reply.received.fds.at(0).get(), 0, SEEK_END));
+    {
+      const Mapping metadata =
+          take(Mapping::map(reply.received.fds.at(0).get(), metadata_bytes, MapAccess::read_write));
+      std::copy_n(segment.span().begin(), metadata_bytes, metadata.writable_bytes().begin());
+    }
+    if (has_arrived) {
+      const std::string path = bench.device().memory_file(bench.device().state()->next_id - 1);
+      std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+      file.write(reinterpret_cast<const char*>(segment.span().data()) + metadata_bytes,
+                 static_cast<std::streamsize>(segment.span().size() - metadata_bytes));
+    }
+    CHECK(client.commit(*reserved.segment()).code() ==
+          (has_arrived ? POLYKV_OK : POLYKV_ERR_CORRUPT));
+  }
   client::Session session = connect_to(daemon.socket_path());
-  const SyntheticDocument document(300);
-  client::Publisher publisher = document.become_producer(session, "a");
-  client::Segment segment = begin_on_gpu(publisher, 300);
-  REQUIRE(document.encode_all(segment, 0, 300).ok());
-  // What arrives on the device is not what was encoded: as with a stream that is not done.
-  const uint64_t id = bench.device().state()->next_id - 1;
-  std::atomic<bool> is_done{false};
-  std::thread disturber([&] {
-    while (!is_done) bench.device().damage(id, 100);
-  });
-  const auto committed = segment.commit();
-  is_done = true;
-  disturber.join();
-  // The byte toggles, so either its wrong value or its right one was read.
-  CHECK((committed.ok() || committed.error().status == POLYKV_ERR_CORRUPT));
+  CHECK(session.acquire("a")->verify().ok());
 }
 
 TEST_CASE("row 31: device memory that is short is told with needed and free, and others go on") {

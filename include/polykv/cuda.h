@@ -158,8 +158,8 @@ POLYKV_API POLYKV_NODISCARD polykv_status polykv_cuda_segment_begin(polykv_publi
                                                                     polykv_segment** out);
 
 /** Device memory that polykv_cuda_segment_encode_layer needs for a layer while it runs. */
-POLYKV_API POLYKV_NODISCARD polykv_status polykv_cuda_encode_workspace_bytes(
-    polykv_segment* segment, uint32_t layer, uint64_t* out);
+POLYKV_API POLYKV_NODISCARD polykv_status
+polykv_cuda_encode_workspace_bytes(polykv_segment* segment, uint32_t layer, uint64_t* out);
 
 /**
  * As polykv_segment_encode_layer, by kernels: the source's K and V are in device memory, where a model on

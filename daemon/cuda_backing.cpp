@@ -13,6 +13,8 @@ namespace polykv::daemon {
 namespace {
 /// A device that is lost is noticed within this, also when nobody asks for anything.
 constexpr int64_t kLookIntervalMs = 1'000;
+// A driver that is unloaded, or a device that fell off, is not always told as lost.
+constexpr uint32_t kLooksUntilLost = 5;
 }  // namespace
 
 struct CudaBacking::Thread {
@@ -89,12 +91,16 @@ void CudaBacking::on_device(std::function<Result<T>()> work, Done<T> done) {
 }
 
 void CudaBacking::look_again() {
-  on_device<device::MemoryInfo>([this] { return settings_.device.runtime->memory(); },
-                                [this](const Result<device::MemoryInfo>& memory) {
-                                  if (memory) facts_.free_bytes = memory->free_bytes;
-                                  if (!is_lost_)
-                                    loop_.add_timer(kLookIntervalMs, [this] { look_again(); });
-                                });
+  on_device<device::MemoryInfo>(
+      [this] { return settings_.device.runtime->memory(); },
+      [this](const Result<device::MemoryInfo>& memory) {
+        if (memory) facts_.free_bytes = memory->free_bytes;
+        failed_looks_ = memory ? 0 : failed_looks_ + 1;
+        if (failed_looks_ == kLooksUntilLost) {
+          lose({POLYKV_ERR_DEVICE_LOST, "the GPU does not answer: " + memory.status().message()});
+        }
+        if (!is_lost_) loop_.add_timer(kLookIntervalMs, [this] { look_again(); });
+      });
 }
 
 void CudaBacking::lose(const Status& why) {

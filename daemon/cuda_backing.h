@@ -61,6 +61,7 @@ class CudaBacking final : public Backing {
   std::function<void(const Status&)> on_lost_;
   uint64_t host_unallocated_bytes_ = 0;  // let in, but the machine does not count it yet
   bool is_lost_ = false;
+  uint32_t failed_looks_ = 0;  // in a row
   std::shared_ptr<Thread> thread_;
 };
 

@@ -10,6 +10,7 @@ namespace polykv::daemon {
 namespace {
 
 constexpr int64_t kRetryMs = 500;
+constexpr int64_t kAutomaticWaitMs = 2000;
 
 Result<StartedDevice> find_device(const Options& options, device::Runtime& runtime) {
   StartedDevice started;
@@ -35,11 +36,16 @@ Result<StartedDevice> wait_for_device(
     const Options& options, const std::function<bool(int64_t, const std::string&)>& pause) {
   POLYKV_ASSIGN_OR_RETURN(device::Runtime* const runtime,
                           device::load_runtime(options.cuda_library));
-  const int64_t give_up_ms = EventLoop::now_ms() + options.cuda_wait_ms;
+  // What may do without a GPU does not keep its users waiting for one that is perhaps not there.
+  const int64_t wait_ms = options.backing == BackingKind::automatic
+                              ? std::min(options.cuda_wait_ms, kAutomaticWaitMs)
+                              : options.cuda_wait_ms;
+  const int64_t give_up_ms = EventLoop::now_ms() + wait_ms;
   while (true) {
     Result<StartedDevice> found = find_device(options, *runtime);
     const int64_t left_ms = give_up_ms - EventLoop::now_ms();
-    if (found || left_ms <= 0) return found;
+    // Another GPU than those that are there does not come by waiting.
+    if (found || left_ms <= 0 || found.status().code() == POLYKV_ERR_WRONG_DEVICE) return found;
     if (!pause(std::min(kRetryMs, left_ms), found.status().message()))
       return {POLYKV_ERR_CANCELLED, "wait for the GPU: told to stop"};
   }

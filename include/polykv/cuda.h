@@ -87,7 +87,8 @@ POLYKV_API POLYKV_NODISCARD polykv_status polykv_cuda_lease_staging_bytes(const 
                                                                           uint64_t* out);
 /**
  * Copies the segments to the caller's device memory on GPU `device` (CUDA's number in this process),
- * which is 256-byte aligned and has target_bytes; done when it returns. From then on
+ * which is 256-byte aligned and has target_bytes; done when it returns. No work may be pending on any
+ * stream that still uses the target. From then on
  * polykv_cuda_lease_layer_view tells places in it, so it must stay until the lease is released, or
  * staged again elsewhere. Not while another thread uses the lease on the GPU. Errors: those of
  * polykv_cuda_lease_staging_bytes, INVALID_ARGUMENT (target too small; tells both sizes), UNSUPPORTED
@@ -107,7 +108,8 @@ POLYKV_API void polykv_cuda_queue_init(polykv_cuda_queue* queue);
 
 /**
  * As polykv_layer_decode, by kernels that are queued on the stream: nothing is waited for, and the
- * options' pointers are the GPU's. Of a document in device memory, or after polykv_cuda_lease_stage.
+ * options' pointers are the GPU's, aligned to their elements. Of a document in device memory, or after
+ * polykv_cuda_lease_stage.
  * head_dims up to 256. An error of the GPU itself comes with a later call of the CUDA runtime, as
  * usual. Errors, with nothing queued for the segment concerned: those of polykv_layer_decode and of
  * polykv_cuda_lease_layer_view, UNSUPPORTED (head_dim; a CUDA library without kernels), SYSTEM.
@@ -117,9 +119,10 @@ polykv_cuda_layer_decode(const polykv_lease* lease, uint32_t layer,
                          const polykv_decode_options* options, const polykv_cuda_queue* queue);
 
 /**
- * How much device memory polykv_cuda_layer_attend needs beside its results while it runs. Depends on
- * the range, the rows and the GPU, not on what the pointers point to; more tokens or rows never need
- * less.
+ * How much device memory polykv_cuda_layer_attend needs beside its results while it runs: of exactly
+ * these options, whose pointers are not followed but must not be NULL. With the same rows, heads and
+ * GPU, more tokens never need less, so that a caller whose document grows asks once for all of it; other
+ * numbers of rows are asked for anew. Errors: those of polykv_cuda_layer_attend.
  */
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_cuda_attend_workspace_bytes(
     const polykv_lease* lease, uint32_t layer, const polykv_attend_options* options,
@@ -140,7 +143,8 @@ POLYKV_API POLYKV_NODISCARD polykv_status polykv_cuda_layer_attend(
 
 /**
  * Waits for the given streams of the calling process, which may still read the lease's device memory,
- * then releases it as polykv_lease_release does (which waits for all streams of the GPU instead).
+ * then releases it as polykv_lease_release does. With the last lease on a segment in device memory either waits
+ * for all streams of the GPU: an import is closed only when nothing can use it.
  * Frees the handle whatever it returns. streams may be NULL when stream_count is 0.
  */
 POLYKV_API polykv_status polykv_cuda_lease_release(polykv_lease* lease, void* const* streams,
@@ -163,8 +167,8 @@ polykv_cuda_encode_workspace_bytes(polykv_segment* segment, uint32_t layer, uint
 
 /**
  * As polykv_segment_encode_layer, by kernels: the source's K and V are in device memory, where a model on
- * the GPU left them, and what they wrote there by work queued on the stream is waited for by the
- * kernels, which are queued behind it. Returns once the layer is encoded. Of a segment from
+ * the GPU left them, and the stream's work is waited for first, so what it
+ * writes to K, V or the workspace is there. Returns once the layer is encoded. Of a segment from
  * polykv_cuda_segment_begin the queue's GPU is that of the segment (device -1 or its number), and the payload
  * stays on it; of one from polykv_segment_begin, also of polykvd with documents in host memory, device is the
  * number of the GPU that has K and V, and the payload is copied back. workspace: 256-byte aligned, of

@@ -1,6 +1,7 @@
 #include "kernels/cuda/attend_call.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 
 #include "kernels/cuda/attend_arguments.h"
@@ -63,6 +64,9 @@ Status check_attend(const AttendCall& call) {
   if (call.q == nullptr || call.output == nullptr) return invalid("q or output is null");
   POLYKV_RETURN_IF_ERROR(check_dtype(kAttend, call.query_dtype));
   POLYKV_RETURN_IF_ERROR(check_dtype(kAttend, call.output_dtype));
+  POLYKV_RETURN_IF_ERROR(check_aligned(kAttend, "q", call.q, call.query_dtype));
+  POLYKV_RETURN_IF_ERROR(check_aligned(kAttend, "output", call.output, call.output_dtype));
+  POLYKV_RETURN_IF_ERROR(check_aligned(kAttend, "log_sum_exp", call.log_sum_exp, Dtype::f32));
   if (!std::isfinite(call.scale) || !std::isfinite(call.soft_cap) || call.soft_cap < 0) {
     return invalid(format("scale %g or soft_cap %g is not finite, or soft_cap is negative",
                           static_cast<double>(call.scale), static_cast<double>(call.soft_cap)));
@@ -99,7 +103,10 @@ AttendPlan plan_attend(const AttendCall& call, uint32_t multiprocessor_count) {
     (is_packed ? plan.packed_splits : plan.plain_splits) += splits;
     if (is_packed && run.token_count > 0 && run.layer.exact_row_count > 0) ++plan.plain_splits;
   }
-  const uint64_t splits = plan.packed_splits + plan.plain_splits;
+  // As many splits as there can be of so many tokens, or of fewer: a workspace that is enough for a whole document is
+  // enough for each part of it. Each run may end in a split that is not full, and have one of exact rows.
+  const uint64_t splits = std::min(blocks / kMinSplitBlocks, wanted) + 2 * call.runs.size();
+  assert(plan.packed_splits + plan.plain_splits <= splits);
   const LayerGeometry& geometry = layer.geometry;
   plan.workspace_bytes =
       rows * geometry.k_head_dim * 2 + rows * sizeof(RowScale) +

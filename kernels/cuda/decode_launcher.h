@@ -84,6 +84,8 @@ Status decode_with(Launcher& launcher, const LayerView& layer, const DecodeTarge
   POLYKV_RETURN_IF_ERROR(
       check_token_range(kDecode, target.first_token, target.token_count, layer.token_count));
   POLYKV_RETURN_IF_ERROR(check_dtype(kDecode, target.dtype));
+  POLYKV_RETURN_IF_ERROR(check_aligned(kDecode, "K", target.k, target.dtype));
+  POLYKV_RETURN_IF_ERROR(check_aligned(kDecode, "V", target.v, target.dtype));
   POLYKV_RETURN_IF_ERROR(check_grid(kDecode, geometry.kv_head_count * layer.block_count));
   if (target.token_count == 0) return Status::ok();
   if (target.k != nullptr) decode_detail::decode_tensor(launcher, layer, target, true);

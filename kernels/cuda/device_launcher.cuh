@@ -22,7 +22,11 @@ class DeviceLauncher {
   }
   Status status() const {
     if (error_ == cudaSuccess) return Status::ok();
-    return {POLYKV_ERR_SYSTEM, format("launch a kernel on the device: %s; see polykvctl doctor",
+    // An error that a kernel before left behind comes here as well.
+    const bool is_refused =
+        error_ == cudaErrorInvalidConfiguration || error_ == cudaErrorLaunchOutOfResources ||
+        error_ == cudaErrorNoKernelImageForDevice || error_ == cudaErrorUnsupportedPtxVersion;
+    return {is_refused ? POLYKV_ERR_SYSTEM : POLYKV_ERR_DEVICE_LOST, format("launch a kernel on the device: %s; see polykvctl doctor",
                                       cudaGetErrorString(error_))};
   }
 

@@ -34,6 +34,8 @@ Status check_encode(const KvSource& source, const LayerSlot& slot) {
             "encode on the device: there is no kernel for paper-k8v3; encode it on the CPU"};
   }
   POLYKV_RETURN_IF_ERROR(check_dtype(kEncode, source.dtype));
+  POLYKV_RETURN_IF_ERROR(check_aligned(kEncode, "K", source.k, source.dtype));
+  POLYKV_RETURN_IF_ERROR(check_aligned(kEncode, "V", source.v, source.dtype));
   if (source.k == nullptr || source.v == nullptr || slot.blocks == nullptr) {
     return {POLYKV_ERR_INVALID_ARGUMENT,
             "encode on the device: K, V or the layer's blocks are null"};

@@ -43,6 +43,16 @@ inline Status check_dtype(const char* operation, Dtype dtype) {
                                               operation, static_cast<uint32_t>(dtype))};
 }
 
+/// A misaligned access ends the use of the device for the whole process: here it is refused.
+inline Status check_aligned(const char* operation, const char* what, const void* pointer,
+                            Dtype dtype) {
+  const uint64_t size_bytes = dtype_size_bytes(dtype);
+  if (reinterpret_cast<uintptr_t>(pointer) % size_bytes == 0) return Status::ok();
+  return {POLYKV_ERR_INVALID_ARGUMENT,
+          format("%s on the device: %s is not aligned to its %llu-byte elements", operation, what,
+                 static_cast<unsigned long long>(size_bytes))};
+}
+
 inline Status check_grid(const char* operation, uint64_t block_count) {
   if (block_count <= kMaxGridBlocks) return Status::ok();
   return {POLYKV_ERR_LIMIT, format("%s on the device: %llu thread blocks, a grid has at most %llu; "

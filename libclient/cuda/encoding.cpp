@@ -45,6 +45,8 @@ Status encode_on_device(const KvSource& source, LayerSlot& slot, std::span<uint8
       place.payload == nullptr ? next : static_cast<uint8_t*>(place.payload);
   next += aligned(own_bytes);
   const LayerSlot device_slot = on_device(slot, payload.data(), device_payload);
+  // What the stream does up to here may still write to K, V and the workspace; what follows is not in its order.
+  POLYKV_RETURN_IF_ERROR(runtime.synchronize_stream(place.stream));
   POLYKV_RETURN_IF_ERROR(runtime.zero(device_payload, payload.size()));
   if (slot.exact_row_count > 0) {
     POLYKV_RETURN_IF_ERROR(runtime.copy_to_device(device_slot.exact_tokens, slot.exact_tokens,
@@ -52,8 +54,10 @@ Status encode_on_device(const KvSource& source, LayerSlot& slot, std::span<uint8
   }
   const cuda::Workspace rest{next,
                              place.workspace.size_bytes - static_cast<uint64_t>(next - start)};
-  POLYKV_RETURN_IF_ERROR(kernels->encode(source, device_slot, rest, outcome, place.stream));
+  const Status queued = kernels->encode(source, device_slot, rest, outcome, place.stream);
+  // Also when not all of it could be queued: the workspace is the caller's again.
   POLYKV_RETURN_IF_ERROR(runtime.synchronize_stream(place.stream));
+  POLYKV_RETURN_IF_ERROR(queued);
   cuda::EncodeOutcome done;
   POLYKV_RETURN_IF_ERROR(runtime.copy_to_host(&done, outcome, sizeof done));
   POLYKV_RETURN_IF_ERROR(cuda::encode_status(done, slot.profile, slot.source_dtype));

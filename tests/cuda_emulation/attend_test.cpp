@@ -413,4 +413,44 @@ TEST_CASE("attention on the device refuses what it cannot do, and says why") {
   refused([](Call& call, Runs&) { call.soft_cap = -1; }, POLYKV_ERR_INVALID_ARGUMENT, "soft_cap");
   refused([](Call& call, Runs&) { call.output_dtype = static_cast<Dtype>(9); },
           POLYKV_ERR_INVALID_ARGUMENT, "dtype 9");
+  // Staging would align them: what is checked is the caller's pointers.
+  std::vector<cuda::AttendRun> runs = {document.run()};
+  for (int which = 0; which < 3; ++which) {
+    cuda::AttendCall call = dense_call(runs, 2, 1, q, answer);
+    REQUIRE(cuda::check_attend(call).is_ok());
+    const auto shift = [](auto* pointer) {
+      return reinterpret_cast<decltype(pointer)>(reinterpret_cast<uintptr_t>(pointer) + 2);
+    };
+    if (which == 0) call.q = shift(call.q);
+    if (which == 1) call.output = shift(call.output);
+    if (which == 2) call.log_sum_exp = shift(call.log_sum_exp);
+    CHECK(cuda::check_attend(call).message().find("aligned") != std::string::npos);
+  }
+}
+
+TEST_CASE("a workspace that is enough for a document is enough for each part of it") {
+  for (const uint32_t queries : {1U, 2U, 9U, 256U}) {
+    uint64_t largest = 0;
+    for (uint64_t tokens = 1; tokens < 140'000; tokens += 211) {
+      // Segments as publishers make them.
+      std::vector<cuda::AttendRun> runs;
+      for (uint64_t first = 0; first < tokens; first += 4096) {
+        cuda::AttendRun run;
+        run.layer.geometry = {8, 128, 128, 0};
+        run.layer.profile = Profile::k5v4;
+        run.layer.exact_row_count = first == 0 ? 4 : 0;
+        run.document_token = first;
+        run.token_count = std::min<uint64_t>(4096, tokens - first);
+        run.layer.token_count = run.token_count;
+        runs.push_back(run);
+      }
+      cuda::AttendCall call;
+      call.runs = runs;
+      call.query_count = queries;
+      call.head_count = 32;
+      const uint64_t bytes = cuda::plan_attend(call, 132).workspace_bytes;
+      REQUIRE(bytes >= largest);
+      largest = bytes;
+    }
+  }
 }

@@ -94,25 +94,34 @@ def measure(torch, tokens, agents, rounds, mib):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--tokens", default="8192,32768,131072")
+    parser.add_argument("--tokens", default="32768,8192,131072")
     parser.add_argument("--agents", default="1,16")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--mib", type=int, default=512)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--json", help="file for the rows instead of standard output; written after each document's size")
     options = parser.parse_args()
     global DEVICE
     DEVICE = options.device
     try:
         import torch
     except ImportError as error:
-        sys.exit(f"unavailable: no torch: {error}")
+        print(f"unavailable: no torch: {error}")
+        sys.exit(77)
     if DEVICE == "cuda" and not torch.cuda.is_available():
-        sys.exit("unavailable: torch sees no GPU")
+        print("unavailable: torch sees no GPU")
+        sys.exit(77)
     rows = []
     for tokens in map(int, options.tokens.split(",")):
         for agents in map(int, options.agents.split(",")):
             rows += measure(torch, tokens, agents, options.rounds, options.mib)
-    print(json.dumps({"torch": torch.__version__, "gpu": torch.cuda.get_device_name() if DEVICE == "cuda" else "none", "rows": rows}, indent=1))
+        report = json.dumps({"torch": torch.__version__, "rows": rows,
+                             "gpu": torch.cuda.get_device_name() if DEVICE == "cuda" else "none"}, indent=1)
+        if options.json:
+            with open(options.json, "w") as file:
+                file.write(report)
+    if not options.json:
+        print(report)
 
 
 if __name__ == "__main__":

@@ -270,6 +270,9 @@ TEST_CASE(
   queue.device = 1;
   CHECK(encode() == POLYKV_ERR_WRONG_DEVICE);
   queue.device = -1;
+  source.k = static_cast<uint8_t*>(device_k.get()) + 1;
+  CHECK(encode() == POLYKV_ERR_INVALID_ARGUMENT);
+  CHECK(std::string(polykv_last_error()).find("K is not aligned") != std::string::npos);
   source.k = nullptr;
   CHECK(encode() == POLYKV_ERR_INVALID_ARGUMENT);
   encode_by_kernels(bench, document, segment.get(), 0, 70, -1);
@@ -296,6 +299,10 @@ TEST_CASE("what cannot be read on the GPU is refused as on the CPU, and nothing 
   CHECK(polykv_cuda_layer_decode(lease.get(), 0, &decode, &queue) == POLYKV_ERR_INVALID_ARGUMENT);
   CHECK(polykv_cuda_layer_decode(lease.get(), 0, &decode, nullptr) == POLYKV_ERR_INVALID_ARGUMENT);
   decode.dtype = POLYKV_F16;
+  decode.k = reinterpret_cast<void*>(uintptr_t{4097});
+  CHECK(polykv_cuda_layer_decode(lease.get(), 0, &decode, &queue) == POLYKV_ERR_INVALID_ARGUMENT);
+  CHECK(std::string(polykv_last_error()).find("K is not aligned") != std::string::npos);
+  decode.k = nullptr;
   queue.device = 7;
   CHECK(polykv_cuda_layer_decode(lease.get(), 0, &decode, &queue) == POLYKV_ERR_WRONG_DEVICE);
   queue.device = -1;

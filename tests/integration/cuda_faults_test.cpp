@@ -287,6 +287,16 @@ TEST_CASE("row 32: a lost GPU ends the daemon with its status, and every lease s
   CHECK(*lease.tokens() == document.tokens);
 }
 
+TEST_CASE(
+    "row 32: a GPU that does not answer any more is lost as well, whatever the driver calls it") {
+  const CudaBench bench;
+  DaemonProcess daemon(bench.device().flags());
+  bench.device().set_faults("memory_unknown");
+  CHECK(daemon.wait().code == POLYKV_ERR_DEVICE_LOST);
+  CHECK(contains(daemon.log(), "does not answer"));
+  bench.device().set_faults("");
+}
+
 TEST_CASE("row 34: another driver in the client than in the daemon is refused, and both are told") {
   const CudaBench bench;
   const DaemonProcess daemon(bench.device().flags());

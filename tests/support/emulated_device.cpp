@@ -111,6 +111,8 @@ class EmulatedRuntime final : public device::Runtime {
 
   Result<MemoryInfo> memory() override {
     POLYKV_RETURN_IF_ERROR(check_context("memory"));
+    if (faults().has("memory_unknown"))
+      return {POLYKV_ERR_UNSUPPORTED, "memory: no CUDA-capable device is detected"};
     EmulatedStateFile::Guard state(file_);
     sweep(*state);
     return MemoryInfo{free_bytes(*state), state->device_bytes};

@@ -102,6 +102,7 @@ struct EmulatedState {
 ///   out_of_memory     nothing can be allocated
 ///   device_lost       every call fails
 ///   no_peer_access    devices cannot reach each other's memory
+///   memory_unknown    how much memory is free cannot be asked
 ///   other_driver      the driver's version is another one
 struct EmulatedFaults {
   std::set<std::string> words;

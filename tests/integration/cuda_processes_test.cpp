@@ -279,7 +279,8 @@ TEST_CASE("row 10: rounds of connect, read and kill leave no device memory and n
   while (status_of(client).lease_count != 0) std::this_thread::yield();
   CHECK(importers(bench) == 0);
   CHECK(bench.device().state()->live_count() == 1);
-  CHECK(daemon.open_descriptor_count() == descriptors);
+  // The publisher's own may still have been among those.
+  CHECK(daemon.open_descriptor_count() <= descriptors);
 }
 
 TEST_CASE("row 38: another user is refused before any handle is sent, and host memory offered") {

@@ -205,8 +205,7 @@ TEST_CASE(
   const std::string backing = GENERATE("cuda", "memfd");
   const DaemonProcess daemon(bench.device().flags({}, backing));
   client::Session session = connect_to(daemon.socket_path());
-  for (const polykv_profile profile :
-       {POLYKV_PROFILE_EXACT, POLYKV_PROFILE_K8V8, POLYKV_PROFILE_K5V4, POLYKV_PROFILE_K4V3}) {
+  for (const polykv_profile profile : {POLYKV_PROFILE_EXACT, POLYKV_PROFILE_K5V4}) {
     INFO(polykv_profile_name(profile) << " in " << backing);
     SyntheticDocument document(400, static_cast<uint32_t>(profile));
     document.profile = profile;

@@ -26,8 +26,9 @@ class DeviceLauncher {
     const bool is_refused =
         error_ == cudaErrorInvalidConfiguration || error_ == cudaErrorLaunchOutOfResources ||
         error_ == cudaErrorNoKernelImageForDevice || error_ == cudaErrorUnsupportedPtxVersion;
-    return {is_refused ? POLYKV_ERR_SYSTEM : POLYKV_ERR_DEVICE_LOST, format("launch a kernel on the device: %s; see polykvctl doctor",
-                                      cudaGetErrorString(error_))};
+    return {is_refused ? POLYKV_ERR_SYSTEM : POLYKV_ERR_DEVICE_LOST,
+            format("launch a kernel on the device: %s; see polykvctl doctor",
+                   cudaGetErrorString(error_))};
   }
 
  private:

@@ -55,6 +55,7 @@ void expect(const Status& status) {
 device::Runtime& runtime_in_child() {
   const auto runtime = device::load_runtime(library_path());
   expect(runtime.status());
+  expect((*runtime)->use_device(0));
   return **runtime;
 }
 
@@ -80,7 +81,6 @@ SyntheticDocument the_document() {
 /// In a child: decodes layer 0 by kernels and by the CPU, and compares.
 void read_by_kernels(const client::Lease& lease, const SyntheticDocument& document) {
   device::Runtime& runtime = runtime_in_child();
-  expect(runtime.use_device(0));
   const uint64_t tokens = document.tokens.size();
   const size_t count = tokens * document.layers[0].kv_head_count * document.layers[0].k_head_dim;
   const auto memory = runtime.allocate(device::round_up(count * sizeof(float)));

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <mutex>
+#include <utility>
 
 namespace polykv::device {
 
@@ -29,28 +30,27 @@ Status unsupported(const std::string& library, const char* why) {
 }  // namespace
 
 Result<void*> find_function(const std::string& library, const char* name) {
-  // Loading what is loaded counts up and no more: it stays for good in any case.
+  static std::mutex mutex;
+  static std::map<std::pair<std::string, std::string>, void*> found;  // guarded
+  const std::lock_guard lock(mutex);
+  if (const auto known = found.find({library, name}); known != found.end()) return known->second;
   void* handle = ::dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (handle == nullptr) {
     const char* why = ::dlerror();  // NOLINT(concurrency-mt-unsafe): of this thread
     return unsupported(library, why == nullptr ? "the dynamic loader refuses it" : why);
   }
   void* function = ::dlsym(handle, name);
-  ::dlclose(handle);
+  ::dlclose(handle);  // it stays
   if (function == nullptr) return unsupported(library, format("it has no %s", name).c_str());
+  found.emplace(std::pair(library, name), function);
   return function;
 }
 
 Result<Runtime*> load_runtime(const std::string& library) {
-  static std::mutex mutex;
-  static std::map<std::string, Runtime*> loaded;
-  const std::lock_guard lock(mutex);
-  if (const auto found = loaded.find(library); found != loaded.end()) return found->second;
   POLYKV_ASSIGN_OR_RETURN(void* const factory, find_function(library, kRuntimeFactoryName));
   Runtime* runtime = reinterpret_cast<RuntimeFactory>(factory)(kRuntimeVersion);
   if (runtime == nullptr)
     return unsupported(library, "it is of another version, or finds no device");
-  loaded.emplace(library, runtime);
   return runtime;
 }
 

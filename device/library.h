@@ -11,7 +11,8 @@ namespace polykv::device {
 /// What is looked for where nobody names a library.
 inline constexpr const char* kDefaultLibrary = "libpolykv_cuda.so.0";
 
-/// A function that the library exports, loaded as load_runtime() does. POLYKV_ERR_UNSUPPORTED.
+/// A function that the library exports, loaded as load_runtime() does; looked up once, so that it may be asked for at
+/// each call. Thread-safe. POLYKV_ERR_UNSUPPORTED.
 Result<void*> find_function(const std::string& library, const char* name);
 
 /// Of a file name (searched as the dynamic loader does) or a path. Thread-safe; the runtime lives as

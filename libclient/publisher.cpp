@@ -255,39 +255,43 @@ OpenSegment::~OpenSegment() {
   quietly([this] { abort(); });
 }
 
-Status OpenSegment::encode_with(uint32_t layer, KvSource source,
-                                const std::function<Status(const KvSource&, LayerSlot&)>& encode) {
+Status OpenSegment::encode_with(
+    uint32_t layer, KvSource source,
+    const std::function<Status(const KvSource&, std::span<const uint32_t>)>& encode) {
   POLYKV_RETURN_IF_ERROR(publisher_->check_usable("encode a layer"));
   POLYKV_RETURN_IF_ERROR(
       check_layer_source(publisher_->identity_, layer, source).with_context("encode"));
-  const auto fill = [&](LayerSlot& slot) { return encode(source, slot); };
-  if (choices_.empty()) return writer_->fill_layer(layer, {}, fill);
+  if (choices_.empty()) return encode(source, {});
   const LayerChoice& choice = choices_[layer];
-  POLYKV_RETURN_IF_ERROR(writer_->fill_layer(layer, choice.exact_tokens, fill));
+  POLYKV_RETURN_IF_ERROR(encode(source, choice.exact_tokens));
   return writer_->set_certificate(layer, choice.certificate.relative_error,
                                   choice.certificate.query_count);
 }
 
 Status OpenSegment::encode_layer(uint32_t layer, KvSource source) {
-  return encode_with(layer, source, [](const KvSource& kv, LayerSlot& slot) -> Status {
-    POLYKV_ASSIGN_OR_RETURN(const Codec* codec, require_codec(slot.profile));
-    return codec->encode(kv, slot);
+  return encode_with(layer, source, [&](const KvSource& kv, std::span<const uint32_t> exact) {
+    return writer_->encode_layer(layer, kv, exact);
   });
 }
 
 Status OpenSegment::encode_layer_on_device(uint32_t layer, KvSource source, EncodePlace place) {
-  return encode_with(layer, source, [&](const KvSource& kv, LayerSlot& slot) -> Status {
-    const std::span<uint8_t> payload = writer_->layer_payload(layer);
-    if (device_) {
-      const auto offset = payload.data() - image_->bytes().data() -
-                          static_cast<int64_t>(writer_->header().data_offset);
-      place.gpu = device_->gpu();
-      place.payload = static_cast<uint8_t*>(device_->pointer()) + offset;
-    }
-    POLYKV_RETURN_IF_ERROR(encode_on_device(kv, slot, payload, place));
-    is_on_device_[layer] = device_ ? 1 : 0;
-    return Status::ok();
+  return encode_with(layer, source, [&](const KvSource& kv, std::span<const uint32_t> exact) {
+    return writer_->fill_layer(layer, exact, [&](LayerSlot& slot) -> Status {
+      const std::span<uint8_t> payload = writer_->layer_payload(layer);
+      if (device_) {
+        place.gpu = device_->gpu();
+        place.payload = device_address(payload.data());
+      }
+      POLYKV_RETURN_IF_ERROR(encode_on_device(kv, slot, payload, place));
+      is_on_device_[layer] = device_ ? 1 : 0;
+      return Status::ok();
+    });
   });
+}
+
+uint8_t* OpenSegment::device_address(const uint8_t* host) const {
+  const uint8_t* const start = image_->bytes().data() + writer_->header().data_offset;
+  return static_cast<uint8_t*>(device_->pointer()) + (host - start);
 }
 
 Result<uint64_t> OpenSegment::device_workspace_bytes(uint32_t layer) {
@@ -321,14 +325,11 @@ Status OpenSegment::open_memory(const wire::SegmentReserved& reserved, int fd,
 Status OpenSegment::move_to_device() {
   const Gpu& gpu = device_->gpu();
   POLYKV_RETURN_IF_ERROR(gpu.runtime->use_device(gpu.index));
-  const uint64_t data_offset = writer_->header().data_offset;
   for (uint32_t layer = 0; layer < is_on_device_.size(); ++layer) {
     if (is_on_device_[layer] != 0) continue;
     const std::span<const uint8_t> payload = writer_->layer_payload(layer);
-    const auto offset =
-        static_cast<uint64_t>(payload.data() - image_->bytes().data()) - data_offset;
-    POLYKV_RETURN_IF_ERROR(gpu.runtime->copy_to_device(
-        static_cast<uint8_t*>(device_->pointer()) + offset, payload.data(), payload.size()));
+    POLYKV_RETURN_IF_ERROR(gpu.runtime->copy_to_device(device_address(payload.data()),
+                                                       payload.data(), payload.size()));
   }
   POLYKV_RETURN_IF_ERROR(gpu.runtime->synchronize_device());
   return device_->close();

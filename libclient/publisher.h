@@ -121,8 +121,11 @@ class OpenSegment {
   std::vector<LayerChoice> choices_;  // [layer], if they were examined
   Status open_memory(const wire::SegmentReserved& reserved, int fd, uint64_t data_offset);
   Status move_to_device();
-  Status encode_with(uint32_t layer, KvSource source,
-                     const std::function<Status(const KvSource&, LayerSlot&)>& encode);
+  Status encode_with(
+      uint32_t layer, KvSource source,
+      const std::function<Status(const KvSource&, std::span<const uint32_t>)>& encode);
+  /// Where a byte of the payload goes; of a segment begun into_device.
+  uint8_t* device_address(const uint8_t* host) const;
 
   /// What has the bytes that are encoded into. Of into_device: the metadata, and private memory for
   /// the payload, which the commit copies to device memory.

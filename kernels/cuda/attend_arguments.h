@@ -15,6 +15,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/tensor_arguments.h"
+#include "kernels/cuda/thread.h"
 
 namespace polykv::cuda {
 
@@ -109,6 +110,35 @@ POLYKV_HOST_DEVICE inline float warp_maximum(Thread& cuda, float value) {
   POLYKV_UNROLL
   for (uint32_t mask = 16; mask > 0; mask /= 2) value = fmaxf(value, cuda.shuffle_xor(value, mask));
   return value;
+}
+
+/// Joins what the warps of a thread block saw of its rows, in Shared's states[warp][row] and outputs[warp][row][dim], and
+/// stores it as a partial result of `row` and those behind it; outputs times v_unit.
+template <uint32_t Warps, typename Shared>
+POLYKV_HOST_DEVICE inline void join_warps(const Shared& shared, uint32_t thread, uint32_t row_count,
+                                          uint32_t head_dim, float v_unit,
+                                          const AttendWorkspace& workspace, uint64_t row,
+                                          uint32_t place_in_row) {
+  for (uint32_t r = 0; r < row_count; ++r) {
+    float maximum = -INFINITY;
+    for (uint32_t i = 0; i < Warps; ++i) maximum = fmaxf(maximum, shared.states[i][r].maximum);
+    float factors[Warps];
+    float sum = 0;
+    POLYKV_UNROLL
+    for (uint32_t i = 0; i < Warps; ++i) {
+      const SplitState state = shared.states[i][r];
+      factors[i] = state.maximum > -INFINITY ? exp_of(state.maximum - maximum) : 0.0F;
+      sum += state.sum * factors[i];
+    }
+    const uint64_t place = workspace.place(row + r, place_in_row);
+    for (uint32_t dim = thread; dim < head_dim; dim += Warps * kWarpThreads) {
+      float output = 0;
+      POLYKV_UNROLL
+      for (uint32_t i = 0; i < Warps; ++i) output += shared.outputs[i][r][dim] * factors[i];
+      workspace.outputs[place * head_dim + dim] = output * v_unit;
+    }
+    if (thread == 0) workspace.states[place] = {maximum, sum};
+  }
 }
 
 /// The index of the first of ascending numbers that is not below `least`.

@@ -105,7 +105,8 @@ struct AttendPackedKernel {
       if (w.lane == 0) w.shared.states[w.warp][r] = {w.maximum[r], sum};
     }
     cuda.sync_threads(kWarpsDone);
-    store(w, row, cuda.thread_index(), a.first_place + split);
+    join_warps<kWarps>(w.shared, cuda.thread_index(), w.row_count, a.v.head_dim, w.part.v_unit,
+                       a.workspace, row, a.first_place + split);
   }
 
  private:
@@ -385,32 +386,6 @@ struct AttendPackedKernel {
       float& output = w.shared.outputs[w.warp][r][dim];
       output =
           output * w.old_factor[r] + static_cast<float>(high[r] * 256 + low[r]) * w.new_factor[r];
-    }
-  }
-
-  /// The warps' results as one.
-  POLYKV_HOST_DEVICE static void store(const Warp& w, uint64_t row, uint32_t thread,
-                                       uint32_t place_in_row) {
-    const AttendWorkspace& workspace = w.a.workspace;
-    for (uint32_t r = 0; r < w.row_count; ++r) {
-      float maximum = -INFINITY;
-      for (uint32_t i = 0; i < kWarps; ++i) maximum = fmaxf(maximum, w.shared.states[i][r].maximum);
-      float factors[kWarps];
-      float sum = 0;
-      POLYKV_UNROLL
-      for (uint32_t i = 0; i < kWarps; ++i) {
-        const SplitState state = w.shared.states[i][r];
-        factors[i] = state.maximum > -INFINITY ? exp_of(state.maximum - maximum) : 0.0F;
-        sum += state.sum * factors[i];
-      }
-      const uint64_t place = workspace.place(row + r, place_in_row);
-      for (uint32_t dim = thread; dim < w.a.v.head_dim; dim += kThreads) {
-        float output = 0;
-        POLYKV_UNROLL
-        for (uint32_t i = 0; i < kWarps; ++i) output += w.shared.outputs[i][r][dim] * factors[i];
-        workspace.outputs[place * w.a.v.head_dim + dim] = output * w.part.v_unit;
-      }
-      if (thread == 0) workspace.states[place] = {maximum, sum};
     }
   }
 };

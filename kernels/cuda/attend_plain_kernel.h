@@ -86,7 +86,8 @@ struct AttendPlainKernel {
       if (w.lane == 0) w.shared.states[w.warp][r] = w.states[r];
     }
     cuda.sync_threads(kWarpsDone);
-    store(w, row, a.first_place + split);
+    join_warps<kWarps>(w.shared, w.warp * kWarpThreads + w.lane, w.row_count, a.v_head_dim, 1,
+                       a.workspace, row, a.first_place + split);
   }
 
  private:
@@ -186,31 +187,6 @@ struct AttendPlainKernel {
         float& output = w.shared.outputs[w.warp][r][dim];
         output = output * factor + weight * v[i];
       }
-    }
-  }
-
-  /// The warps' results as one.
-  POLYKV_HOST_DEVICE static void store(const Warp& w, uint64_t row, uint32_t place_in_row) {
-    const uint32_t thread = w.warp * kWarpThreads + w.lane;
-    for (uint32_t r = 0; r < w.row_count; ++r) {
-      float maximum = -INFINITY;
-      for (uint32_t i = 0; i < kWarps; ++i) maximum = fmaxf(maximum, w.shared.states[i][r].maximum);
-      float factors[kWarps];
-      float sum = 0;
-      POLYKV_UNROLL
-      for (uint32_t i = 0; i < kWarps; ++i) {
-        const SplitState state = w.shared.states[i][r];
-        factors[i] = state.maximum > -INFINITY ? exp_of(state.maximum - maximum) : 0.0F;
-        sum += state.sum * factors[i];
-      }
-      const uint64_t place = w.a.workspace.place(row + r, place_in_row);
-      for (uint32_t dim = thread; dim < w.a.v_head_dim; dim += kThreads) {
-        float output = 0;
-        POLYKV_UNROLL
-        for (uint32_t i = 0; i < kWarps; ++i) output += w.shared.outputs[i][r][dim] * factors[i];
-        w.a.workspace.outputs[place * w.a.v_head_dim + dim] = output;
-      }
-      if (thread == 0) w.a.workspace.states[place] = {maximum, sum};
     }
   }
 };

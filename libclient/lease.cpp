@@ -328,9 +328,7 @@ Status Lease::decode(uint32_t layer, const DecodeRequest& request) const {
 Status LeasedSegment::verify() const {
   if (device == nullptr) return view.verify_checksums();
   POLYKV_RETURN_IF_ERROR(view.verify_header_checksum());
-  for (uint32_t layer = 0; layer < view.layer_count(); ++layer)
-    POLYKV_RETURN_IF_ERROR(device->verify_layer(layer, view.layer_record(layer)));
-  return Status::ok();
+  return device->verify(view);
 }
 
 Status Lease::verify() const {

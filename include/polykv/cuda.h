@@ -20,8 +20,8 @@
  *     undefined. Stop using it and release the lease. Because only the session tells, closing it
  *     ends the reading of device memory as well, other than that of host memory.
  *   - The driver has no read-only import: whoever imports a segment can damage it, which is why
- *     such documents are served to polykvd's own user alone. polykv_lease_verify recomputes the
- *     checksums of what is in device memory.
+ *     such documents are served to polykvd's own user alone. polykv_lease_verify has the GPU
+ *     recompute the checksums of what is in device memory, and takes 2 MiB of it meanwhile.
  *
  * C11 and C++20; no exception leaves the library.
  */

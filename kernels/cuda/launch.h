@@ -1,4 +1,4 @@
-// The device's counterparts of Codec::encode, Codec::decode and attend_tokens: they check what they
+// The device's counterparts of Codec::encode, Codec::decode, attend_tokens and a layer's checksum: they check what they
 // are given, choose the shape of a launch and queue kernels on the caller's stream.
 //
 // Pointers inside layers, targets and sources are the device's. Nothing is allocated and nothing waited for: an
@@ -13,6 +13,7 @@
 #include "common/result.h"
 #include "kernels/codec.h"
 #include "kernels/cuda/attend_call.h"
+#include "kernels/cuda/checksum_call.h"
 #include "kernels/cuda/encode_call.h"
 
 namespace polykv::cuda {
@@ -33,5 +34,8 @@ Status decode(const LayerView& layer, const DecodeTarget& target, void* stream);
 /// both. Equal calls give equal bits.
 Status attend(const AttendCall& call, const Workspace& workspace, uint32_t multiprocessor_count,
               void* stream);
+
+/// sums[i] (the device's): XXH3-64 of ranges[i].
+Status checksum(std::span<const ChecksumRange> ranges, uint64_t* sums, void* stream);
 
 }  // namespace polykv::cuda

@@ -25,6 +25,9 @@ class DeviceKernels final : public Kernels {
     POLYKV_ASSIGN_OR_RETURN(const uint32_t count, multiprocessor_count());
     return cuda::attend(call, workspace, count, stream);
   }
+  Status checksum(std::span<const ChecksumRange> ranges, uint64_t* sums, void* stream) override {
+    return cuda::checksum(ranges, sums, stream);
+  }
 
  private:
   static Result<uint32_t> multiprocessor_count() {

@@ -8,6 +8,7 @@
 
 #include "common/result.h"
 #include "kernels/cuda/attend_call.h"
+#include "kernels/cuda/checksum_call.h"
 #include "kernels/cuda/encode_call.h"
 
 namespace polykv::cuda {
@@ -22,10 +23,11 @@ class Kernels {
   /// The call was checked (check_attend).
   virtual Result<uint64_t> attend_workspace_bytes(const AttendCall& call) = 0;
   virtual Status attend(const AttendCall& call, const Workspace& workspace, void* stream) = 0;
+  virtual Status checksum(std::span<const ChecksumRange> ranges, uint64_t* sums, void* stream) = 0;
 };
 
 /// Of Kernels' layout and meaning, and of the structs in it.
-inline constexpr uint32_t kKernelsVersion = 1;
+inline constexpr uint32_t kKernelsVersion = 2;
 
 /// Null when the library knows another version.
 extern "C" {

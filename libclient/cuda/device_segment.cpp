@@ -1,20 +1,8 @@
 #include "libclient/cuda/device_segment.h"
 
-#include <xxhash.h>
-
-#include <algorithm>
-#include <memory>
+#include "libclient/cuda/checksums.h"
 
 namespace polykv::lib {
-
-namespace {
-/// Verifying takes this much host memory, whatever the size of a layer.
-constexpr uint64_t kPieceBytes = uint64_t{4} << 20;
-
-struct FreeState {
-  void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
-};
-}  // namespace
 
 Status DeviceSegment::open_locked() {
   // A daemon that is gone, or whose GPU is lost, has taken what it exported along.
@@ -49,28 +37,26 @@ Status DeviceSegment::fetch_layer(uint32_t layer, const LayerRecord& record) {
   return Status::ok();
 }
 
-Status DeviceSegment::verify_layer(uint32_t layer, const LayerRecord& record) {
+Status DeviceSegment::verify(const SegmentView& view) {
   const std::lock_guard lock(mutex_);
   POLYKV_RETURN_IF_ERROR(open_locked());
-  const auto* const payload =
-      static_cast<const uint8_t*>(opened_->pointer()) + (record.payload_offset - data_offset_);
-  const std::unique_ptr<XXH3_state_t, FreeState> state(XXH3_createState());
-  if (state == nullptr) return {POLYKV_ERR_NO_MEMORY, "verify: out of memory"};
-  XXH3_64bits_reset(state.get());
-  std::vector<uint8_t> piece(std::min(kPieceBytes, record.payload_bytes));
-  for (uint64_t done = 0; done < record.payload_bytes;) {
-    const uint64_t count = std::min<uint64_t>(piece.size(), record.payload_bytes - done);
-    POLYKV_RETURN_IF_ERROR(
-        opened_->gpu().runtime->copy_to_host(piece.data(), payload + done, count));
-    XXH3_64bits_update(state.get(), piece.data(), count);
-    done += count;
+  const auto* const data = static_cast<const uint8_t*>(opened_->pointer());
+  std::vector<cuda::ChecksumRange> payloads;
+  for (uint32_t layer = 0; layer < view.layer_count(); ++layer) {
+    const LayerRecord& record = view.layer_record(layer);
+    payloads.push_back({data + (record.payload_offset - data_offset_), record.payload_bytes});
   }
+  POLYKV_ASSIGN_OR_RETURN(const std::vector<uint64_t> sums,
+                          device_checksums(*opened_->gpu().runtime, payloads));
   POLYKV_RETURN_IF_ERROR(session_->check_connected("use device memory"));
-  if (XXH3_64bits_digest(state.get()) == record.payload_checksum) return Status::ok();
-  return {POLYKV_ERR_CORRUPT,
-          format("layer %u: its payload in device memory does not match its checksum; a process "
-                 "that had it open wrote to it: remove the document and have it computed again",
-                 layer)};
+  for (uint32_t layer = 0; layer < view.layer_count(); ++layer) {
+    if (sums[layer] == view.layer_record(layer).payload_checksum) continue;
+    return {POLYKV_ERR_CORRUPT,
+            format("layer %u: its payload in device memory does not match its checksum; a process "
+                   "that had it open wrote to it: remove the document and have it computed again",
+                   layer)};
+  }
+  return Status::ok();
 }
 
 }  // namespace polykv::lib

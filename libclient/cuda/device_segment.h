@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "device/segment_image.h"
-#include "include/internal/segment_format.h"
+#include "kernels/segment.h"
 #include "libclient/cuda/opened_memory.h"
 #include "libclient/session.h"
 
@@ -31,8 +31,9 @@ class DeviceSegment {
   /// Until it returns POLYKV_OK the layer's payload in bytes() is not there; afterwards it stays.
   /// POLYKV_ERR_DAEMON_GONE: what device memory of a dead exporter holds is undefined.
   Status fetch_layer(uint32_t layer, const LayerRecord& record);
-  /// Of the bytes that are in device memory now. POLYKV_ERR_CORRUPT.
-  Status verify_layer(uint32_t layer, const LayerRecord& record);
+  /// The checksums of all payloads, of the bytes that are in device memory now. `view`: of bytes().
+  /// POLYKV_ERR_CORRUPT names the first layer whose bytes are others.
+  Status verify(const SegmentView& view);
   /// The device memory, opened by the first call: its first byte is the segment's at data_offset.
   /// Valid as long as this, and as the daemon lives.
   struct View {

@@ -2,8 +2,10 @@
 // otherwise. Where nothing can, the table says why, and the test that nothing does.
 #include <catch2/catch.hpp>
 #include <functional>
+#include <random>
 
 #include "kernels/cuda/attend_launcher.h"
+#include "kernels/cuda/checksum_launcher.h"
 #include "kernels/cuda/decode_launcher.h"
 #include "kernels/cuda/encode_launcher.h"
 #include "kernels/segment_parts.h"
@@ -27,6 +29,13 @@ AlignedBytes document(Profile profile, const LayerGeometry& geometry) {
   options.chosen_exact_rows = has_exact_rows ? 2 : 0;
   return build_segment(test_spec(test_model({geometry}), profile, kTokens, options),
                        {random_values(geometry, kTokens, 1)}, options);
+}
+
+std::vector<uint8_t> random_bytes(size_t count) {
+  std::mt19937 random(1);
+  std::vector<uint8_t> bytes(count);
+  for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
+  return bytes;
 }
 
 /// What came out, or how it ended.
@@ -185,6 +194,21 @@ Subject encoding_exact() {
           {{typeid(EncodeCopyKernel), EncodeCopyKernel::kCopied}}};
 }
 
+Subject checksumming() {
+  using Kernel = ChecksumKernel;
+  return {[](const Schedule& schedule) {
+            // Two rounds, so that half of what is shared is used twice.
+            const std::vector<uint8_t> bytes = random_bytes(70'000);
+            const ChecksumRange range{bytes.data(), bytes.size()};
+            std::vector<uint64_t> sum(1);
+            Observed seen;
+            seen.failure = device_checksum({&range, 1}, sum.data(), schedule).message();
+            seen.add(sum);
+            return seen;
+          },
+          {{typeid(Kernel), Kernel::kGroupsAdded}, {typeid(Kernel), Kernel::kSumsStored}}};
+}
+
 /// In how many schedules a barrier is missed; the first is enough unless `all` are to be tried.
 uint32_t count_missed(const Subject& subject, const Observed& want, const Barrier& barrier,
                       bool all) {
@@ -206,7 +230,7 @@ TEST_CASE("no barrier can be taken away unnoticed, but for those that say why") 
   for (const Subject& subject :
        {decoding_packed(), decoding_paper(), preparing_and_joining(), attending<1>(Profile::k5v4),
         attending<2>(Profile::k8v8), attending<4>(Profile::k4v3), attending<8>(Profile::k6v5),
-        attending_plain(), encoding_rotated(), encoding_int8(), encoding_exact()}) {
+        attending_plain(), encoding_rotated(), encoding_int8(), encoding_exact(), checksumming()}) {
     const Observed want = subject.observe({});
     REQUIRE(subject.observe({Order::random, 1}) == want);
     for (const Barrier& barrier : subject.barriers) {
@@ -218,5 +242,5 @@ TEST_CASE("no barrier can be taken away unnoticed, but for those that say why") 
       needed += is_excused ? 0 : 1;
     }
   }
-  CHECK(needed == 36);
+  CHECK(needed == 38);
 }

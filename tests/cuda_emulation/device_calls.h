@@ -6,6 +6,7 @@
 #include "common/result.h"
 #include "kernels/codec.h"
 #include "kernels/cuda/attend_call.h"
+#include "kernels/cuda/checksum_call.h"
 #include "kernels/cuda/encode_call.h"
 #include "tests/cuda_emulation/emulation.h"
 
@@ -18,5 +19,8 @@ Status device_attend(const cuda::AttendCall& call, uint32_t multiprocessor_count
                      const Schedule& schedule);
 /// As Codec::encode: with the slot's scales filled in from the outcome.
 Status device_encode(const KvSource& source, LayerSlot& slot, const Schedule& schedule);
+/// sums: [range].
+Status device_checksum(std::span<const cuda::ChecksumRange> ranges, uint64_t* sums,
+                       const Schedule& schedule);
 
 }  // namespace polykv::test

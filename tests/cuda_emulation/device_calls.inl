@@ -2,7 +2,7 @@
 //
 //   class Memory                               as device_staging.h has it, full of ones when it is new
 //   Status run_decode(layer, target, schedule), run_attend(call, workspace, multiprocessors, schedule),
-//   run_encode(source, slot, workspace, outcome, schedule)    the calls of launch.h; they return when the work is done
+//   run_encode(source, slot, workspace, outcome, schedule), run_checksum(ranges, sums, schedule)    the calls of launch.h; they return when the work is done
 
 #include "tests/cuda_emulation/device_staging.h"
 
@@ -10,7 +10,8 @@ namespace polykv::test {
 
 Status device_decode(const LayerView& layer, const DecodeTarget& target, const Schedule& schedule) {
   // What will be refused is not copied: its sizes mean nothing.
-  if (target.token_count > layer.token_count || !dtype_is_valid(static_cast<uint32_t>(target.dtype)))
+  if (target.token_count > layer.token_count ||
+      !dtype_is_valid(static_cast<uint32_t>(target.dtype)))
     return run_decode(layer, target, schedule);
   Staging<Memory> inputs;
   Staging<Memory> results;
@@ -41,15 +42,26 @@ Status device_encode(const KvSource& source, LayerSlot& slot, const Schedule& sc
   const LayerSlot staged_slot = results.layer(slot);
   Memory workspace(cuda::encode_workspace_bytes(slot));
   Memory outcome_memory(sizeof(cuda::EncodeOutcome));
-  POLYKV_RETURN_IF_ERROR(run_encode(staged_source, staged_slot,
-                                    {workspace.data(), workspace.size_bytes()},
-                                    static_cast<cuda::EncodeOutcome*>(outcome_memory.data()),
-                                    schedule));
+  POLYKV_RETURN_IF_ERROR(
+      run_encode(staged_source, staged_slot, {workspace.data(), workspace.size_bytes()},
+                 static_cast<cuda::EncodeOutcome*>(outcome_memory.data()), schedule));
   results.download();
   cuda::EncodeOutcome outcome;
   outcome_memory.download(&outcome, sizeof outcome);
   slot.scales = outcome.scales;
   return cuda::encode_status(outcome, slot.profile, slot.source_dtype);
+}
+
+Status device_checksum(std::span<const cuda::ChecksumRange> ranges, uint64_t* sums,
+                       const Schedule& schedule) {
+  POLYKV_RETURN_IF_ERROR(cuda::check_checksum(ranges, sums));
+  Staging<Memory> inputs;
+  std::vector<cuda::ChecksumRange> staged(ranges.begin(), ranges.end());
+  for (cuda::ChecksumRange& range : staged) range.data = inputs.array(range.data, range.size_bytes);
+  Memory results(ranges.size() * sizeof *sums);
+  POLYKV_RETURN_IF_ERROR(run_checksum(staged, static_cast<uint64_t*>(results.data()), schedule));
+  results.download(sums, results.size_bytes());
+  return Status::ok();
 }
 
 }  // namespace polykv::test

@@ -3,6 +3,7 @@
 #include <new>
 
 #include "kernels/cuda/attend_launcher.h"
+#include "kernels/cuda/checksum_launcher.h"
 #include "kernels/cuda/decode_launcher.h"
 #include "kernels/cuda/encode_launcher.h"
 #include "tests/cuda_emulation/device_calls.h"
@@ -45,6 +46,12 @@ Status run_encode(const KvSource& source, const LayerSlot& slot, const cuda::Wor
                   cuda::EncodeOutcome* outcome, const Schedule& schedule) {
   EmulatedLauncher launcher(schedule);
   return cuda::encode_with(launcher, source, slot, workspace, outcome);
+}
+
+Status run_checksum(std::span<const cuda::ChecksumRange> ranges, uint64_t* sums,
+                    const Schedule& schedule) {
+  EmulatedLauncher launcher(schedule);
+  return cuda::checksum_with(launcher, ranges, sums);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <mutex>
 
 #include "kernels/cuda/attend_launcher.h"
+#include "kernels/cuda/checksum_launcher.h"
 #include "kernels/cuda/decode_launcher.h"
 #include "kernels/cuda/encode_launcher.h"
 #include "kernels/cuda/library.h"
@@ -33,6 +34,11 @@ class EmulatedKernels final : public cuda::Kernels {
     const std::lock_guard lock(mutex_);
     EmulatedLauncher launcher({});
     return cuda::attend_with(launcher, call, workspace, kMultiprocessors);
+  }
+  Status checksum(std::span<const cuda::ChecksumRange> ranges, uint64_t* sums, void*) override {
+    const std::lock_guard lock(mutex_);
+    EmulatedLauncher launcher({});
+    return cuda::checksum_with(launcher, ranges, sums);
   }
 
  private:

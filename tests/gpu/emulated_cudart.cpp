@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels/cuda/attend_launcher.h"
+#include "kernels/cuda/checksum_launcher.h"
 #include "kernels/cuda/decode_launcher.h"
 #include "kernels/cuda/encode_launcher.h"
 #include "kernels/cuda/launch.h"
@@ -85,6 +86,10 @@ Status attend(const AttendCall& call, const Workspace& workspace, uint32_t multi
               void*) {
   test::EmulatedLauncher launcher({});
   return attend_with(launcher, call, workspace, multiprocessor_count);
+}
+Status checksum(std::span<const ChecksumRange> ranges, uint64_t* sums, void*) {
+  test::EmulatedLauncher launcher({});
+  return checksum_with(launcher, ranges, sums);
 }
 
 }  // namespace polykv::cuda

@@ -1,4 +1,4 @@
-// gpu_bench: how fast the kernels encode, decode and attend on this GPU, as fractions of a device-to-device copy measured
+// gpu_bench: how fast the kernels encode, decode, attend and make checksums on this GPU, as fractions of a device-to-device copy measured
 // in the same run. Each kernel's result is compared with the CPU's before anything of its profile is timed; a wrong one
 // is told, nothing of that profile is timed, and the exit code is 1 at the end. No GPU: 77. The JSON is written
 // anew after each row.
@@ -8,6 +8,7 @@
 // Layers of one document, as many as make --mib packed bytes, so that no cache holds them: 8 kv_heads, head_dim 128,
 // heads in groups of 4, fp16.
 #include <cuda_runtime_api.h>
+#include <xxhash.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -147,7 +148,7 @@ class Bench {
     report_["copy_gb_per_s"] = copy_gb_per_s_;
     std::printf("%s: a copy within the device moves %.0f GB/s, read and written\n", properties.name,
                 copy_gb_per_s_);
-    std::printf("%-7s %-11s %7s %6s %9s %9s %8s\n", "what", "profile", "tokens", "agents", "ms",
+    std::printf("%-8s %-11s %7s %6s %9s %9s %8s\n", "what", "profile", "tokens", "agents", "ms",
                 "GB/s", "of copy");
   }
 
@@ -157,7 +158,7 @@ class Bench {
   void add(const char* what, Profile profile, uint64_t tokens, uint32_t agents, const char* how,
            double ms, uint64_t bytes, size_t layers) {
     const double gb_per_s = static_cast<double>(bytes) / ms / 1e6;
-    std::printf("%-7s %-11s %7llu %6u %9.4f %9.0f %8.2f  %s\n", what, profile_name(profile),
+    std::printf("%-8s %-11s %7llu %6u %9.4f %9.0f %8.2f  %s\n", what, profile_name(profile),
                 static_cast<unsigned long long>(tokens), agents, ms / static_cast<double>(layers),
                 gb_per_s, gb_per_s / copy_gb_per_s_, how);
     report_["rows"].push_back({{"operation", what},
@@ -360,6 +361,15 @@ void Bench::run(Profile profile, uint64_t tokens) {
       for (size_t layer = 0; layer < layers; ++layer) work(layer);
     });
   };
+  std::vector<cuda::ChecksumRange> ranges;
+  for (size_t layer = 0; layer < layers; ++layer)
+    ranges.push_back({payloads.get() + layer * stride, payload_bytes});
+  const Buffer<uint64_t> sums(layers);
+  const auto checksum = [&] { check(cuda::checksum(ranges, sums.get(), nullptr)); };
+  checksum();
+  check(cudaDeviceSynchronize(), "checksum");
+  verify(sums.host().back() == XXH3_64bits(host_payload.data(), payload_bytes), "checksum", 1);
+
   const uint64_t packed = payload_bytes * layers;
   const uint64_t raw = 2 * values * 2 * layers;
   add("decode", profile, tokens, 1, "", all_layers(decode), raw + packed, layers);
@@ -367,6 +377,8 @@ void Bench::run(Profile profile, uint64_t tokens) {
     add("attend", profile, tokens, agents, "one call",
         all_layers([&](size_t layer) { attend(layer, agents); }), packed, layers);
   }
+  add("checksum", profile, tokens, 1, "all layers at once", median_ms(options_.rounds, checksum),
+      packed, layers);
   // Last: it writes over what the others read.
   add("encode", profile, tokens, 1, "", all_layers(encode), raw + packed, layers);
 }

@@ -315,8 +315,8 @@ TEST_CASE("row 36: verify finds what a process wrote to a segment that it had op
   client::Session session = connect_to(daemon.socket_path());
   const SyntheticDocument document(600);
   const client::Lease lease = document.publish(session, "a", 300);
-  CHECK(lease.verify().ok());
   const uint64_t second_segment = bench.device().state()->next_id - 1;
+  CHECK(lease.verify().ok());
   bench.device().damage(second_segment, 100);
   const auto verified = lease.verify();
   CHECK(code_of(verified) == POLYKV_ERR_CORRUPT);

@@ -44,8 +44,9 @@ TEST_CASE("row 36: polykvctl verify recomputes what is in device memory now") {
   const DaemonProcess daemon(bench.device().flags());
   client::Session session = connect_to(daemon.socket_path());
   { const client::Lease lease = SyntheticDocument(300).publish(session, "a"); }
+  const uint64_t segment = bench.device().state()->next_id - 1;
   CHECK(ctl(daemon.socket_path(), {"verify", "a"}).exit_code == 0);
-  bench.device().damage(bench.device().state()->next_id - 1, 0);
+  bench.device().damage(segment, 0);
   const ProgramRun verified = ctl(daemon.socket_path(), {"verify", "a"});
   INFO(verified.errors);
   CHECK(verified.exit_code == POLYKV_ERR_CORRUPT);

@@ -133,9 +133,7 @@ POLYKV_API POLYKV_NODISCARD polykv_status polykv_cuda_attend_workspace_bytes(
  * (query_first_tokens among them) and the workspace are the GPU's. workspace: 256-byte aligned,
  * one for each stream that attends at a time. A row with a logit that is no finite number gets NaN in
  * output and log-sum-exp. thread_count means nothing here. Equal calls give equal bits. Not for
- * paper-k8v3, nor in one call for segments of which an `auto` document chose different profiles for
- * the layer (INVALID_ARGUMENT; attend to them apart and join by their log-sum-exps). Errors, with
- * nothing queued: those of polykv_layer_attend and polykv_cuda_layer_decode.
+ * paper-k8v3. Errors, with nothing queued: those of polykv_layer_attend and polykv_cuda_layer_decode.
  */
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_cuda_layer_attend(
     const polykv_lease* lease, uint32_t layer, const polykv_attend_options* options,

@@ -1,8 +1,8 @@
 // What the kernels of attention share: which rows ask, which tokens they ask about, where partial results lie.
 //
 // Rows: one for each query of each head, [head, query]; those of the heads that read one kv_head are neighbours, so they
-// are rows [kv_head * group_rows, (kv_head + 1) * group_rows). Tokens: runs of segments of one document (parts), all of one
-// profile and geometry. Splits: a part's blocks are cut into splits, each a thread block's work, whose partial results
+// are rows [kv_head * group_rows, (kv_head + 1) * group_rows). Tokens: runs of segments of one document (parts), in one launch all of one
+// profile. Splits: a part's blocks are cut into splits, each a thread block's work, whose partial results
 // are joined by their log-sum-exps.
 //
 // Workspace, in this order:  words   u32 [row, k_head_dim / 4, 2]         queries as fixed-point numbers

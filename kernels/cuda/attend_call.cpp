@@ -30,15 +30,17 @@ Status invalid(std::string cause) {
 Status check_run(const AttendRun& run, const AttendRun& first) {
   POLYKV_RETURN_IF_ERROR(
       check_token_range(kAttend, run.first_token, run.token_count, run.layer.token_count));
-  const LayerGeometry& a = run.layer.geometry;
-  const LayerGeometry& b = first.layer.geometry;
-  if (run.layer.profile == first.layer.profile &&
-      run.layer.source_dtype == first.layer.source_dtype && a == b)
+  POLYKV_RETURN_IF_ERROR(check_layer_shape(kAttend, run.layer.profile, run.layer.geometry));
+  if (run.layer.profile == Profile::paper_k8v3) {
+    return {POLYKV_ERR_UNSUPPORTED,
+            "attend on the device: there is no kernel for paper-k8v3; decode the document and "
+            "attend to that"};
+  }
+  if (run.layer.source_dtype == first.layer.source_dtype &&
+      run.layer.geometry == first.layer.geometry)
     return Status::ok();
   return invalid(
-      format("segments of profiles %s and %s, or of different geometry or dtype, in one call; "
-             "attend to them apart and merge the results",
-             profile_name(first.layer.profile), profile_name(run.layer.profile)));
+      "segments of different geometry or dtype in one call: they are not one document's");
 }
 
 }  // namespace
@@ -46,12 +48,6 @@ Status check_run(const AttendRun& run, const AttendRun& first) {
 Status check_attend(const AttendCall& call) {
   if (call.runs.empty()) return invalid("no segment; name at least one, if with no tokens");
   const LayerView& layer = call.runs[0].layer;
-  POLYKV_RETURN_IF_ERROR(check_layer_shape(kAttend, layer.profile, layer.geometry));
-  if (layer.profile == Profile::paper_k8v3) {
-    return {POLYKV_ERR_UNSUPPORTED,
-            "attend on the device: there is no kernel for paper-k8v3; decode the document and "
-            "attend to that"};
-  }
   for (const AttendRun& run : call.runs) POLYKV_RETURN_IF_ERROR(check_run(run, call.runs[0]));
   const uint32_t kv_heads = layer.geometry.kv_head_count;
   if (call.query_count == 0 || call.head_count == 0 || call.head_count % kv_heads != 0 ||
@@ -79,10 +75,10 @@ AttendPlan plan_attend(const AttendCall& call, uint32_t multiprocessor_count) {
   const uint64_t kv_heads = layer.geometry.kv_head_count;
   const uint64_t rows = uint64_t{call.query_count} * call.head_count;
   const uint64_t group_rows = rows / kv_heads;
-  const bool is_packed = layer.profile != Profile::exact;
+  const auto is_packed = [](const AttendRun& run) { return run.layer.profile != Profile::exact; };
   AttendPlan plan;
   plan.tile_rows = kPlainTileRows;
-  if (is_packed) {
+  if (std::any_of(call.runs.begin(), call.runs.end(), is_packed)) {
     plan.tile_rows = 1;
     while (plan.tile_rows < std::min<uint64_t>(group_rows, kMostTileRows)) plan.tile_rows *= 2;
   }
@@ -100,8 +96,8 @@ AttendPlan plan_attend(const AttendCall& call, uint32_t multiprocessor_count) {
       round_up(std::max((blocks + wanted - 1) / wanted, kMinSplitBlocks), kWarps));
   for (const AttendRun& run : call.runs) {
     const uint64_t splits = (blocks_of(run) + plan.split_blocks - 1) / plan.split_blocks;
-    (is_packed ? plan.packed_splits : plan.plain_splits) += splits;
-    if (is_packed && run.token_count > 0 && run.layer.exact_row_count > 0) ++plan.plain_splits;
+    (is_packed(run) ? plan.packed_splits : plan.plain_splits) += splits;
+    if (is_packed(run) && run.token_count > 0 && run.layer.exact_row_count > 0) ++plan.plain_splits;
   }
   // As many splits as there can be of so many tokens, or of fewer: a workspace that is enough for a whole document is
   // enough for each part of it. Each run may end in a split that is not full, and have one of exact rows.

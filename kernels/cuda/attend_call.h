@@ -28,7 +28,7 @@ struct QueryStrides {
 /// keys as they were before centring: results of several calls, and of the caller's own suffix, join by their
 /// log-sum-exps.
 struct AttendCall {
-  std::span<const AttendRun> runs;  // of one document's layer, all of one profile and geometry
+  std::span<const AttendRun> runs;  // of one document's layer; profiles may differ
   uint32_t query_count = 0;
   uint32_t head_count = 0;  // a multiple of kv_head_count
   Dtype query_dtype = Dtype::f32;

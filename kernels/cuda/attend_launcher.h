@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
 #include "kernels/cuda/attend_call.h"
 #include "kernels/cuda/attend_packed_kernel.h"
@@ -21,10 +22,13 @@ class AttendLaunch {
       : launcher_(launcher),
         call_(call),
         plan_(plan),
-        layer_(call.runs[0].layer),
-        rule_(profile_rule(layer_.profile)),
-        rows_(call.query_count * call.head_count) {
-    rows_of_.group_rows = rows_ / layer_.geometry.kv_head_count;
+        geometry_(call.runs[0].layer.geometry),
+        rows_(call.query_count * call.head_count),
+        runs_(call.runs.begin(), call.runs.end()) {
+    std::stable_sort(runs_.begin(), runs_.end(), [](const AttendRun& a, const AttendRun& b) {
+      return order_of(a.layer.profile) < order_of(b.layer.profile);
+    });
+    rows_of_.group_rows = rows_ / geometry_.kv_head_count;
     rows_of_.query_count = call.query_count;
     rows_of_.soft_cap = call.soft_cap;
     rows_of_.first_tokens = call.query_first_tokens;
@@ -32,18 +36,45 @@ class AttendLaunch {
   }
 
   void launch() {
-    // Runs whose descriptions fit into a launch's arguments.
     uint32_t place = 0;
-    for (size_t first = 0; rule_ != nullptr && first < call_.runs.size(); first += kMaxParts) {
-      prepare(first);
-      place = attend_packed(first, place);
-    }
-    for (size_t first = 0; first < call_.runs.size(); first += kMaxParts)
-      place = attend_plain(first, place);
+    for_each_launch([&](std::span<const AttendRun> runs, const ProfileRule* rule) {
+      if (rule == nullptr) return;
+      prepare(runs, *rule);
+      place = attend_packed(runs, *rule, place);
+      if (rule->v.turns_signs) turned_end_ = place;
+      if (rule->v.rotated) rotated_end_ = place;
+    });
+    for_each_launch([&](std::span<const AttendRun> runs, const ProfileRule* rule) {
+      place = attend_plain(runs, rule, place);
+    });
     join();
   }
 
  private:
+  /// Of a document that `auto` encoded, segments have different profiles: those whose outputs are turned and rotated back,
+  /// then rotated back, then neither, follow each other.
+  static int order_of(Profile profile) {
+    const ProfileRule* rule = profile_rule(profile);
+    const int kind = rule == nullptr || !rule->v.rotated ? 2 : rule->v.turns_signs ? 0 : 1;
+    return kind * 256 + static_cast<int>(profile);
+  }
+
+  /// body(runs of one profile, its rule or null for `exact`), as many as fit into a launch's arguments.
+  template <typename Body>
+  void for_each_launch(Body body) const {
+    for (size_t first = 0; first < runs_.size();) {
+      const Profile profile = runs_[first].layer.profile;
+      size_t end = first;
+      while (end < runs_.size() && end - first < kMaxParts && runs_[end].layer.profile == profile)
+        ++end;
+      body(std::span(runs_).subspan(first, end - first), profile_rule(profile));
+      first = end;
+    }
+  }
+  uint32_t index_of(std::span<const AttendRun> runs) const {
+    return static_cast<uint32_t>(runs.data() - runs_.data());
+  }
+
   void place_workspace(uint8_t* memory) {
     const auto take = [&](auto*& pointer, uint64_t count) {
       pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(memory);
@@ -52,18 +83,14 @@ class AttendLaunch {
     workspace_.row_count = rows_;
     workspace_.split_count = static_cast<uint32_t>(plan_.packed_splits + plan_.plain_splits);
     const uint64_t places = uint64_t{rows_} * workspace_.split_count;
-    take(workspace_.words, uint64_t{rows_} * layer_.geometry.k_head_dim / 2);
+    take(workspace_.words, uint64_t{rows_} * geometry_.k_head_dim / 2);
     take(workspace_.rows, rows_);
     take(workspace_.mean_logits, call_.runs.size() * rows_);
     take(workspace_.states, places);
-    take(workspace_.outputs, places * layer_.geometry.v_head_dim);
+    take(workspace_.outputs, places * geometry_.v_head_dim);
   }
 
-  std::span<const AttendRun> runs(size_t first) const {
-    return call_.runs.subspan(first, std::min<size_t>(kMaxParts, call_.runs.size() - first));
-  }
-
-  AttendPart part_of(const AttendRun& run) const {
+  static AttendPart part_of(const AttendRun& run) {
     const LayerView& layer = run.layer;
     const LayerScales& scales = layer.scales;
     AttendPart part{};
@@ -87,9 +114,10 @@ class AttendLaunch {
 
   /// The parts of a launch and how many splits they have.
   template <typename CountSplits>
-  uint32_t place_parts(size_t first, AttendPart* parts, CountSplits count_splits) const {
+  static uint32_t place_parts(std::span<const AttendRun> runs, AttendPart* parts,
+                              CountSplits count_splits) {
     uint32_t split = 0;
-    for (const AttendRun& run : runs(first)) {
+    for (const AttendRun& run : runs) {
       AttendPart part = part_of(run);
       part.first_split = split;
       part.split_count = run.token_count == 0 ? 0 : count_splits(run);
@@ -104,7 +132,7 @@ class AttendLaunch {
     return static_cast<uint32_t>((last - first) / plan_.split_blocks + 1);
   }
 
-  void prepare(size_t first) {
+  void prepare(std::span<const AttendRun> runs, const ProfileRule& rule) {
     PrepareQueriesArguments a{};
     a.q = call_.q;
     a.dtype = call_.query_dtype;
@@ -115,30 +143,29 @@ class AttendLaunch {
     a.query_count = call_.query_count;
     a.row_count = rows_;
     a.group_rows = rows_of_.group_rows;
-    a.head_dim = layer_.geometry.k_head_dim;
-    a.bits = rule_->k.bits;
-    a.signs = turned_signs(rule_->k);
+    a.head_dim = geometry_.k_head_dim;
+    a.bits = rule.k.bits;
+    a.signs = turned_signs(rule.k);
     a.workspace = workspace_;
-    a.first_part = static_cast<uint32_t>(first);
-    for (const AttendRun& run : runs(first)) a.means[a.part_count++] = run.layer.k_means;
+    a.first_part = index_of(runs);
+    for (const AttendRun& run : runs) a.means[a.part_count++] = run.layer.k_means;
     constexpr uint32_t kRows = PrepareQueriesKernel::kWarps;
     launcher_.template launch<PrepareQueriesKernel>((rows_ + kRows - 1) / kRows, a);
   }
 
-  uint32_t attend_packed(size_t first, uint32_t place) {
+  uint32_t attend_packed(std::span<const AttendRun> runs, const ProfileRule& rule, uint32_t place) {
     AttendPackedArguments a{};
-    a.k = packed_tensor(layer_, k_part(*rule_, layer_.geometry));
-    a.v = packed_tensor(layer_, v_part(*rule_, layer_.geometry));
+    a.k = packed_tensor(runs[0].layer, k_part(rule, geometry_));
+    a.v = packed_tensor(runs[0].layer, v_part(rule, geometry_));
     a.tile_count = plan_.tile_count;
     a.split_blocks = plan_.split_blocks;
     a.rows = rows_of_;
     a.workspace = workspace_;
-    a.first_part = static_cast<uint32_t>(first);
+    a.first_part = index_of(runs);
     a.first_place = place;
     a.split_count =
-        place_parts(first, a.parts, [&](const AttendRun& run) { return block_splits(run); });
-    const uint64_t blocks =
-        uint64_t{layer_.geometry.kv_head_count} * a.split_count * plan_.tile_count;
+        place_parts(runs, a.parts, [&](const AttendRun& run) { return block_splits(run); });
+    const uint64_t blocks = uint64_t{geometry_.kv_head_count} * a.split_count * plan_.tile_count;
     if (blocks == 0) return place;
     switch (plan_.tile_rows) {
       case 1:
@@ -156,7 +183,7 @@ class AttendLaunch {
     return place + a.split_count;
   }
 
-  uint32_t attend_plain(size_t first, uint32_t place) {
+  uint32_t attend_plain(std::span<const AttendRun> runs, const ProfileRule* rule, uint32_t place) {
     AttendPlainArguments a{};
     a.q = call_.q;
     a.q_dtype = call_.query_dtype;
@@ -164,21 +191,21 @@ class AttendLaunch {
     a.head_stride = call_.q_strides.head;
     a.dim_stride = call_.q_strides.dim;
     a.scale = call_.scale;
-    a.is_exact_rows = rule_ != nullptr;
-    a.source_dtype = layer_.source_dtype;
-    a.block_bytes = layer_.block_bytes;
-    a.k_head_dim = layer_.geometry.k_head_dim;
-    a.v_head_dim = layer_.geometry.v_head_dim;
+    a.is_exact_rows = rule != nullptr;
+    a.source_dtype = runs[0].layer.source_dtype;
+    a.block_bytes = runs[0].layer.block_bytes;
+    a.k_head_dim = geometry_.k_head_dim;
+    a.v_head_dim = geometry_.v_head_dim;
     a.tile_count = (rows_of_.group_rows + kPlainTileRows - 1) / kPlainTileRows;
     a.split_tokens = plan_.split_blocks * kBlockTokens;
     a.rows = rows_of_;
     a.workspace = workspace_;
     a.first_place = place;
-    a.split_count = place_parts(first, a.parts, [&](const AttendRun& run) -> uint32_t {
-      if (rule_ == nullptr) return block_splits(run);
+    a.split_count = place_parts(runs, a.parts, [&](const AttendRun& run) -> uint32_t {
+      if (rule == nullptr) return block_splits(run);
       return run.layer.exact_row_count > 0 ? 1 : 0;
     });
-    const uint64_t blocks = uint64_t{layer_.geometry.kv_head_count} * a.split_count * a.tile_count;
+    const uint64_t blocks = uint64_t{geometry_.kv_head_count} * a.split_count * a.tile_count;
     if (blocks == 0) return place;
     launcher_.template launch<AttendPlainKernel>(blocks, a);
     return place + a.split_count;
@@ -187,12 +214,10 @@ class AttendLaunch {
   void join() {
     JoinSplitsArguments a{};
     a.workspace = workspace_;
-    a.packed_count = static_cast<uint32_t>(plan_.packed_splits);
-    a.head_dim = layer_.geometry.v_head_dim;
-    if (rule_ != nullptr) {
-      a.is_rotated = rule_->v.rotated;
-      a.signs = turned_signs(rule_->v);
-    }
+    a.turned_end = turned_end_;
+    a.rotated_end = rotated_end_;
+    a.head_dim = geometry_.v_head_dim;
+    a.signs = turned_signs(rotated_k(4));  // of whatever is turned
     a.query_count = call_.query_count;
     a.head_count = call_.head_count;
     a.output = call_.output;
@@ -207,9 +232,12 @@ class AttendLaunch {
   Launcher& launcher_;
   const AttendCall& call_;
   const AttendPlan& plan_;
-  const LayerView& layer_;
-  const ProfileRule* rule_;  // null: `exact`
+  const LayerGeometry geometry_;
   uint32_t rows_;
+  std::vector<AttendRun> runs_;  // by order_of()
+  // Of the packed splits: where those whose outputs are turned end, and those that are rotated.
+  uint32_t turned_end_ = 0;
+  uint32_t rotated_end_ = 0;
   AttendRows rows_of_{};
   AttendWorkspace workspace_{};
 };

@@ -1,5 +1,5 @@
 // The splits' partial results of a row as one: those of packed splits are added up, rotated back once and joined by those
-// of rows that were not packed. One thread block a row. The order of sums is always the same, so equal calls give equal
+// of rows that were not packed; of segments with different profiles, once with and once without turned signs. One thread block a row. The order of sums is always the same, so equal calls give equal
 // bits.
 #pragma once
 
@@ -13,9 +13,10 @@ namespace polykv::cuda {
 
 struct JoinSplitsArguments {
   AttendWorkspace workspace;
-  uint32_t packed_count;  // splits; the rest are plain
-  uint32_t head_dim;      // of V
-  bool is_rotated;
+  // Splits whose outputs are rotated with turned signs, then those that are rotated; the rest are not.
+  uint32_t turned_end;
+  uint32_t rotated_end;
+  uint32_t head_dim;  // of V
   TurnedSigns signs;
   uint32_t query_count;
   uint32_t head_count;
@@ -50,20 +51,40 @@ struct JoinSplitsKernel {
     for (uint32_t split = 0; split < a.workspace.split_count; ++split)
       sum += states[split].sum * weight(states[split], maximum);
 
-    for (uint32_t dim = thread; dim < a.head_dim; dim += kThreads)
-      values[dim] = added(a, row, dim, maximum, 0, a.packed_count);
-    cuda.sync_threads(kAdded);
-    if (a.is_rotated && thread < kWarpThreads)
-      transform_row(cuda, values, a.head_dim, kPiecesDone, kTransformed);
-    cuda.sync_threads(kRotated);
-    for (uint32_t dim = thread; dim < a.head_dim; dim += kThreads) {
-      const float packed = a.signs.turns(dim) ? -values[dim] : values[dim];
-      const float output =
-          packed + added(a, row, dim, maximum, a.packed_count, a.workspace.split_count);
+    constexpr uint32_t kThreadDims = kMaxDeviceHeadDim / kThreads;
+    float outputs[kThreadDims];
+    POLYKV_UNROLL
+    for (uint32_t i = 0; i < kThreadDims; ++i) {
+      const uint32_t dim = thread + i * kThreads;
+      outputs[i] = dim < a.head_dim
+                       ? added(a, row, dim, maximum, a.rotated_end, a.workspace.split_count)
+                       : 0.0F;
+    }
+    for (uint32_t pass = 0; pass < 2; ++pass) {
+      const bool turned = pass == 0;
+      const uint32_t first = turned ? 0 : a.turned_end;
+      const uint32_t end = turned ? a.turned_end : a.rotated_end;
+      if (first == end) continue;
+      for (uint32_t dim = thread; dim < a.head_dim; dim += kThreads)
+        values[dim] = added(a, row, dim, maximum, first, end);
+      cuda.sync_threads(kAdded);
+      if (thread < kWarpThreads) transform_row(cuda, values, a.head_dim, kPiecesDone, kTransformed);
+      cuda.sync_threads(kRotated);
+      POLYKV_UNROLL
+      for (uint32_t i = 0; i < kThreadDims; ++i) {
+        const uint32_t dim = thread + i * kThreads;
+        if (dim >= a.head_dim) break;
+        outputs[i] += turned && a.signs.turns(dim) ? -values[dim] : values[dim];
+      }
+    }
+    POLYKV_UNROLL
+    for (uint32_t i = 0; i < kThreadDims; ++i) {
+      const uint32_t dim = thread + i * kThreads;
+      if (dim >= a.head_dim) break;
       store_element(a.output, a.dtype,
                     a.query_stride * (row % a.query_count) + a.head_stride * (row / a.query_count) +
                         a.dim_stride * dim,
-                    maximum > -INFINITY ? output / sum : 0.0F);
+                    maximum > -INFINITY ? outputs[i] / sum : 0.0F);
     }
     if (thread == 0 && a.log_sum_exp != nullptr) {
       a.log_sum_exp[uint64_t{row % a.query_count} * a.head_count + row / a.query_count] =

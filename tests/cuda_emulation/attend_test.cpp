@@ -233,7 +233,12 @@ TEST_CASE("splits, windows, soft-caps and ranges inside a segment attend as they
 }
 
 TEST_CASE("several segments in one call are attended to as one document") {
-  for (const Profile profile : kProfiles) {
+  std::vector<std::vector<Profile>> choices;
+  for (const Profile profile : kProfiles) choices.push_back({profile});
+  // As `auto` chooses: of each kind of output, and only of those that are not turned.
+  choices.emplace_back(std::begin(kProfiles), std::end(kProfiles));
+  choices.push_back({Profile::k4v3, Profile::k8v8, Profile::k4v3});
+  for (const std::vector<Profile>& profiles : choices) {
     // More than fit into one launch's arguments, some without exact rows, one without tokens.
     const LayerValues whole = random_values({1, 64, 64, 0}, 70 * 70, 9);
     std::vector<Document> documents;
@@ -246,7 +251,7 @@ TEST_CASE("several segments in one call are attended to as one document") {
       std::copy_n(whole.v.begin() + static_cast<int64_t>(i * 70 * 64), 70 * 64, values.v.begin());
       std::vector<uint32_t> chosen;
       if (i % 3 == 1) chosen = {static_cast<uint32_t>(i % 70)};
-      documents.emplace_back(values, profile, i * 70, chosen);
+      documents.emplace_back(values, profiles[i % profiles.size()], i * 70, chosen);
       const LayerValues& back = documents.back().decoded;
       std::copy(back.k.begin(), back.k.end(),
                 decoded.k.begin() + static_cast<int64_t>(i * 70 * 64));
@@ -265,7 +270,8 @@ TEST_CASE("several segments in one call are attended to as one document") {
         std::vector<double> want;
         const double want_sum = plain_attention(decoded, 0, &q[(head * 2 + query) * 64],
                                                 first_tokens[query], 70 * 70, 0, want);
-        INFO(profile_name(profile) << " query " << query << " head " << head);
+        INFO(profiles.size() << " profiles, " << profile_name(profiles[0]) << " query " << query
+                             << " head " << head);
         CHECK(std::abs(answer.log_sum_exp[query * 2 + head] - want_sum) <= 4e-4);
         double worst = 0;
         for (uint32_t i = 0; i < 64; ++i)
@@ -381,7 +387,7 @@ TEST_CASE("a logit that is no finite number makes its row's result NaN, and no o
 
 TEST_CASE("attention on the device refuses what it cannot do, and says why") {
   const Document document(random_values({2, 64, 64, 0}, 70, 1), Profile::k5v4);
-  const Document other(random_values({2, 64, 64, 0}, 70, 1), Profile::k4v3);
+  const Document other(random_values({2, 64, 80, 0}, 70, 1), Profile::k5v4);
   const Document paper(random_values({2, 64, 64, 0}, 70, 1), Profile::paper_k8v3);
   const std::vector<float> q(4 * 64, 0.1F);
   Answer answer;
@@ -402,8 +408,10 @@ TEST_CASE("attention on the device refuses what it cannot do, and says why") {
   refused([](Call&, Runs& runs) { runs[0].first_token = 1; }, POLYKV_ERR_INVALID_ARGUMENT,
           "1 + 70");
   refused([&](Call&, Runs& runs) { runs.push_back(other.run()); }, POLYKV_ERR_INVALID_ARGUMENT,
-          "k4v3");
+          "geometry");
   refused([&](Call&, Runs& runs) { runs[0] = paper.run(); }, POLYKV_ERR_UNSUPPORTED, "paper-k8v3");
+  refused([&](Call&, Runs& runs) { runs.push_back(paper.run()); }, POLYKV_ERR_UNSUPPORTED,
+          "paper-k8v3");
   refused([](Call&, Runs& runs) { runs[0].layer.geometry.k_head_dim = 272; },
           POLYKV_ERR_UNSUPPORTED, "272");
   refused([](Call& call, Runs&) { call.head_count = 3; }, POLYKV_ERR_INVALID_ARGUMENT, "kv_heads");

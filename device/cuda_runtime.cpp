@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <mutex>
 
 #include "device/runtime.h"
 
@@ -77,6 +78,24 @@ cudaStream_t stream_of(void* stream) {
   return static_cast<cudaStream_t>(stream);
 }
 
+Result<std::vector<DeviceInfo>> describe_devices() {
+  POLYKV_RETURN_IF_ERROR(check_driver_is_loaded());
+  int count = 0;
+  POLYKV_RETURN_IF_ERROR(check("count GPUs", cudaGetDeviceCount(&count)));
+  std::vector<DeviceInfo> devices;
+  for (int i = 0; i < count; ++i) {
+    cudaDeviceProp properties{};
+    POLYKV_RETURN_IF_ERROR(check("describe a GPU", cudaGetDeviceProperties(&properties, i)));
+    DeviceInfo info;
+    static_assert(sizeof properties.uuid.bytes == sizeof info.uuid);
+    std::memcpy(info.uuid.data(), properties.uuid.bytes, info.uuid.size());
+    info.name = properties.name;
+    info.total_bytes = properties.totalGlobalMem;
+    devices.push_back(std::move(info));
+  }
+  return devices;
+}
+
 class CudaRuntime final : public Runtime {
  public:
   Result<Versions> versions() override {
@@ -93,22 +112,14 @@ class CudaRuntime final : public Runtime {
     return versions;
   }
 
+  /// Asked for at each call that names a GPU; describing them takes the driver milliseconds, and in a process they
+  /// stay the same.
   Result<std::vector<DeviceInfo>> devices() override {
-    POLYKV_RETURN_IF_ERROR(check_driver_is_loaded());
-    int count = 0;
-    POLYKV_RETURN_IF_ERROR(check("count GPUs", cudaGetDeviceCount(&count)));
-    std::vector<DeviceInfo> devices;
-    for (int i = 0; i < count; ++i) {
-      cudaDeviceProp properties{};
-      POLYKV_RETURN_IF_ERROR(check("describe a GPU", cudaGetDeviceProperties(&properties, i)));
-      DeviceInfo info;
-      static_assert(sizeof properties.uuid.bytes == sizeof info.uuid);
-      std::memcpy(info.uuid.data(), properties.uuid.bytes, info.uuid.size());
-      info.name = properties.name;
-      info.total_bytes = properties.totalGlobalMem;
-      devices.push_back(std::move(info));
+    const std::lock_guard lock(devices_mutex_);
+    if (devices_.empty()) {
+      POLYKV_ASSIGN_OR_RETURN(devices_, describe_devices());
     }
-    return devices;
+    return devices_;
   }
 
   Status use_device(int index) override { return check("choose a GPU", cudaSetDevice(index)); }
@@ -210,13 +221,17 @@ class CudaRuntime final : public Runtime {
     static_cast<void>(cudaGetLastError());
     return Status::ok();
   }
+
+ private:
+  std::mutex devices_mutex_;
+  std::vector<DeviceInfo> devices_;  // guarded by it; empty: nobody has asked with success
 };
 
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) Runtime* polykv_device_runtime(uint32_t version) {
-  static CudaRuntime runtime;
-  return version == kRuntimeVersion ? &runtime : nullptr;
+  static auto* const runtime = new CudaRuntime;  // threads may use it while the process ends
+  return version == kRuntimeVersion ? runtime : nullptr;
 }
 
 }  // namespace polykv::device

@@ -19,9 +19,13 @@
 
 namespace polykv::cuda {
 
-inline constexpr uint32_t kMaxParts = 64;      // of one launch
-inline constexpr uint32_t kMostTileRows = 8;   // rows that share what is unpacked
-inline constexpr uint32_t kPlainTileRows = 4;  // of the kernel for rows that are not packed
+inline constexpr uint32_t kMaxParts = 64;     // of one launch
+inline constexpr uint32_t kMostTileRows = 8;  // rows that share what is unpacked
+// Of the kernel for the tensor cores, and where it has several tiles that share what is unpacked.
+inline constexpr uint32_t kTileRows = 16;
+inline constexpr uint32_t kLargeTileRows = 64;
+inline constexpr uint32_t kMostLargeTileDims = 128;  // head_dim
+inline constexpr uint32_t kPlainTileRows = 4;        // of the kernel for rows that are not packed
 
 /// Fixed-point numbers have two int8 terms, 256 high + low: the largest.
 inline constexpr float kFixedPointLimit = 127.0F * 256 + 127;
@@ -112,11 +116,18 @@ POLYKV_HOST_DEVICE inline float warp_maximum(Thread& cuda, float value) {
   return value;
 }
 
+/// The dims of a row's outputs that are at hand.
+struct OutputDims {
+  uint32_t head_dim;
+  uint32_t first;
+  uint32_t count;
+};
+
 /// Joins what the warps of a thread block saw of its rows, in Shared's states[warp][row] and outputs[warp][row][dim], and
 /// stores it as a partial result of `row` and those behind it; outputs times v_unit.
 template <uint32_t Warps, typename Shared>
 POLYKV_HOST_DEVICE inline void join_warps(const Shared& shared, uint32_t thread, uint32_t row_count,
-                                          uint32_t head_dim, float v_unit,
+                                          const OutputDims& dims, float v_unit,
                                           const AttendWorkspace& workspace, uint64_t row,
                                           uint32_t place_in_row) {
   for (uint32_t r = 0; r < row_count; ++r) {
@@ -131,13 +142,13 @@ POLYKV_HOST_DEVICE inline void join_warps(const Shared& shared, uint32_t thread,
       sum += state.sum * factors[i];
     }
     const uint64_t place = workspace.place(row + r, place_in_row);
-    for (uint32_t dim = thread; dim < head_dim; dim += Warps * kWarpThreads) {
+    for (uint32_t dim = thread; dim < dims.count; dim += Warps * kWarpThreads) {
       float output = 0;
       POLYKV_UNROLL
       for (uint32_t i = 0; i < Warps; ++i) output += shared.outputs[i][r][dim] * factors[i];
-      workspace.outputs[place * head_dim + dim] = output * v_unit;
+      workspace.outputs[place * dims.head_dim + dims.first + dim] = output * v_unit;
     }
-    if (thread == 0) workspace.states[place] = {maximum, sum};
+    if (thread == 0 && dims.first == 0) workspace.states[place] = {maximum, sum};
   }
 }
 

@@ -17,7 +17,10 @@ constexpr uint64_t kMaxRows = uint64_t{1} << 24;
 constexpr uint64_t kBlocksPerMultiprocessor = 8;
 // A split has at least so many blocks: what it writes and the join reads stays small beside what it reads.
 constexpr uint64_t kMinSplitBlocks = 8;
+constexpr uint64_t kMinLargeSplitBlocks = 16;  // of tiles of 64 rows
 constexpr uint64_t kWarps = 4;
+// By instructions counted (docs/gpu.md): the tensor cores' tile costs as much for 3 rows as for 16.
+constexpr uint64_t kMostScalarRows = 2;
 
 uint64_t round_up(uint64_t value, uint64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -78,9 +81,19 @@ AttendPlan plan_attend(const AttendCall& call, uint32_t multiprocessor_count) {
   const auto is_packed = [](const AttendRun& run) { return run.layer.profile != Profile::exact; };
   AttendPlan plan;
   plan.tile_rows = kPlainTileRows;
+  uint64_t min_split_blocks = kMinSplitBlocks;
   if (std::any_of(call.runs.begin(), call.runs.end(), is_packed)) {
-    plan.tile_rows = 1;
-    while (plan.tile_rows < std::min<uint64_t>(group_rows, kMostTileRows)) plan.tile_rows *= 2;
+    plan.is_tensor = call.products == Products::tensor ||
+                     (call.products == Products::automatic && group_rows > kMostScalarRows);
+    if (plan.is_tensor) {
+      const uint32_t widest = std::max(layer.geometry.k_head_dim, layer.geometry.v_head_dim);
+      const bool is_large = group_rows > kTileRows && widest <= kMostLargeTileDims;
+      plan.tile_rows = is_large ? kLargeTileRows : kTileRows;
+      if (is_large) min_split_blocks = kMinLargeSplitBlocks;
+    } else {
+      plan.tile_rows = 1;
+      while (plan.tile_rows < std::min<uint64_t>(group_rows, kMostTileRows)) plan.tile_rows *= 2;
+    }
   }
   plan.tile_count = static_cast<uint32_t>((group_rows + plan.tile_rows - 1) / plan.tile_rows);
   const auto blocks_of = [](const AttendRun& run) -> uint64_t {
@@ -93,7 +106,7 @@ AttendPlan plan_attend(const AttendCall& call, uint32_t multiprocessor_count) {
   const uint64_t wanted = std::max<uint64_t>(
       1, multiprocessor_count * kBlocksPerMultiprocessor / (kv_heads * plan.tile_count));
   plan.split_blocks = static_cast<uint32_t>(
-      round_up(std::max((blocks + wanted - 1) / wanted, kMinSplitBlocks), kWarps));
+      round_up(std::max((blocks + wanted - 1) / wanted, min_split_blocks), kWarps));
   for (const AttendRun& run : call.runs) {
     const uint64_t splits = (blocks_of(run) + plan.split_blocks - 1) / plan.split_blocks;
     (is_packed(run) ? plan.packed_splits : plan.plain_splits) += splits;

@@ -24,6 +24,10 @@ struct QueryStrides {
   int64_t dim = 1;
 };
 
+/// How packed rows are multiplied: by the multiprocessors' int8 instructions, or by the tensor cores, which a
+/// few rows leave idle. Either gives the same up to rounding in fp32.
+enum class Products { automatic, scalar, tensor };
+
 /// As polykv_attend_options (include/polykv/attend.h), with the device's pointers. Logits are those of
 /// keys as they were before centring: results of several calls, and of the caller's own suffix, join by their
 /// log-sum-exps.
@@ -43,6 +47,7 @@ struct AttendCall {
   void* output = nullptr;  // [query, head, v_head_dim] under output_strides
   QueryStrides output_strides;
   float* log_sum_exp = nullptr;  // [query, head]; null: not wanted
+  Products products = Products::automatic;
 };
 
 /// Memory of the device that a call uses while it runs; 256-byte aligned. Streams need one each.
@@ -53,6 +58,7 @@ struct Workspace {
 
 /// How a call is cut into thread blocks: a pure function, so that tests use the same shapes.
 struct AttendPlan {
+  bool is_tensor = false;  // never Products::automatic
   uint32_t tile_rows = 0;  // rows that share what is unpacked
   uint32_t tile_count = 0;
   uint32_t split_blocks = 0;

@@ -8,6 +8,7 @@
 #include "kernels/cuda/attend_call.h"
 #include "kernels/cuda/attend_packed_kernel.h"
 #include "kernels/cuda/attend_plain_kernel.h"
+#include "kernels/cuda/attend_tiled_kernel.h"
 #include "kernels/cuda/join_splits_kernel.h"
 #include "kernels/cuda/launch_rules.h"
 #include "kernels/cuda/prepare_queries_kernel.h"
@@ -177,8 +178,18 @@ class AttendLaunch {
       case 4:
         launcher_.template launch<AttendPackedKernel<4>>(blocks, a);
         break;
-      default:
+      case 8:
         launcher_.template launch<AttendPackedKernel<8>>(blocks, a);
+        break;
+      case kLargeTileRows:
+        launcher_.template launch<AttendTiledKernel<kMostLargeTileDims, 4>>(blocks, a);
+        break;
+      default:
+        if (std::max(geometry_.k_head_dim, geometry_.v_head_dim) <= 128) {
+          launcher_.template launch<AttendTiledKernel<128, 1>>(blocks, a);
+        } else {
+          launcher_.template launch<AttendTiledKernel<kMaxDeviceHeadDim, 1>>(blocks, a);
+        }
     }
     return place + a.split_count;
   }

@@ -105,8 +105,8 @@ struct AttendPackedKernel {
       if (w.lane == 0) w.shared.states[w.warp][r] = {w.maximum[r], sum};
     }
     cuda.sync_threads(kWarpsDone);
-    join_warps<kWarps>(w.shared, cuda.thread_index(), w.row_count, a.v.head_dim, w.part.v_unit,
-                       a.workspace, row, a.first_place + split);
+    join_warps<kWarps>(w.shared, cuda.thread_index(), w.row_count, {a.v.head_dim, 0, a.v.head_dim},
+                       w.part.v_unit, a.workspace, row, a.first_place + split);
   }
 
  private:

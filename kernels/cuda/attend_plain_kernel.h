@@ -86,8 +86,8 @@ struct AttendPlainKernel {
       if (w.lane == 0) w.shared.states[w.warp][r] = w.states[r];
     }
     cuda.sync_threads(kWarpsDone);
-    join_warps<kWarps>(w.shared, w.warp * kWarpThreads + w.lane, w.row_count, a.v_head_dim, 1,
-                       a.workspace, row, a.first_place + split);
+    join_warps<kWarps>(w.shared, w.warp * kWarpThreads + w.lane, w.row_count,
+                       {a.v_head_dim, 0, a.v_head_dim}, 1, a.workspace, row, a.first_place + split);
   }
 
  private:

@@ -15,7 +15,14 @@
 // and that of the emulation in tests/cuda_emulation, which runs the same bodies without a GPU and
 // checks how they use barriers.
 //
-// Warp operations (shuffles, ballot, sync_warp) are for all 32 lanes of a warp at once, and
+// multiply_fragments: sums [16, 8] += A [16, 32] x B [32, 8], int8 and int32, the tensor cores' product (PTX: mma.m16n8k32). Of
+// lane 4 i + s the words, four of the 32 each, are
+//
+//   a[0], a[2]   row i of A, columns 4 s to 4 s + 3, and 16 behind them     a[1], a[3]   the same of row i + 8
+//   b0, b1       column i of B, rows 4 s to 4 s + 3, and 16 behind them
+//   sums         row i, columns 2 s and 2 s + 1; then row i + 8
+//
+// Warp operations (shuffles, products of fragments, sync_warp) are for all 32 lanes of a warp at once, and
 // sync_threads for all threads of the block; nobody may have left. Each barrier has a number that is
 // its own in its kernel: tests take single ones away by it and expect a wrong result.
 #pragma once
@@ -44,6 +51,14 @@ class DeviceThread {
   template <typename T>
   __device__ T shuffle_xor(T value, uint32_t lane_mask) const {
     return __shfl_xor_sync(0xffffffffU, value, static_cast<int>(lane_mask));
+  }
+  __device__ void multiply_fragments(int32_t (&sums)[4], const uint32_t (&a)[4], uint32_t b0,
+                                     uint32_t b1) const {
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
 };
 

@@ -158,6 +158,25 @@ struct KPiece {
   }
 };
 
+/// Of quads 2 pair and 2 pair + 1 of a group of V, of one dim, and no others. pair: 0 to 3.
+template <uint32_t Bits>
+POLYKV_HOST_DEVICE inline LevelPair v_pair_levels(const uint8_t* codes, const LevelTable& table,
+                                                  uint32_t group, uint32_t pair, uint32_t dim,
+                                                  uint32_t head_dim) {
+  const auto plane = [&](uint32_t index) {
+    return load_word(codes + ((group * Bits + index) * head_dim + dim) * 4);
+  };
+  if constexpr (Bits == 3) {
+    if (pair < kV3Planes) return look_up<3>(table, plane(pair));
+    return look_up<3>(table, (plane(0) & 0x88888888U) >> 3 | (plane(1) & 0x88888888U) >> 2 |
+                                 (plane(2) & 0x88888888U) >> 1);
+  } else if constexpr (Bits == 5) {
+    return look_up<5>(table, plane(pair), nibble_bits(plane(4), 2 * pair, 1));
+  } else {
+    return look_up<4>(table, plane(pair));
+  }
+}
+
 /// The 8 token quads of a group of V, of one dim, as packed.
 template <uint32_t Bits>
 struct VGroup {

@@ -5,6 +5,7 @@
 #include "kernels/half.h"
 #include "tests/cuda_emulation/device_calls.h"
 #include "tests/support/attention_oracle.h"
+#include "tests/support/compare_paths.h"
 
 using namespace polykv;
 using namespace polykv::test;
@@ -143,13 +144,26 @@ TEST_CASE("every profile, head_dim and tail attends as double precision does") {
                                    << ", " << tokens << " tokens, group " << group);
         const Document document(random_values(geometry, std::max<uint64_t>(tokens, 5), cases),
                                 profile, cases % 3 == 0 ? 0 : 4096);
-        const std::vector<float> q = random_queries(document.decoded, 2 * group, 8, cases);
         std::vector<cuda::AttendRun> runs = {document.run()};
         runs[0].token_count = tokens;
-        Answer answer;
-        const cuda::AttendCall call = dense_call(runs, group, 1, q, answer);
-        run(call, 1, kSchedules[cases % std::size(kSchedules)]);
-        check(call, document, answer);
+        const auto attend = [&](uint32_t queries, cuda::Products products) {
+          const std::vector<float> q =
+              random_queries(document.decoded, 2 * group * queries, 8, cases);
+          Answer answer;
+          cuda::AttendCall call = dense_call(runs, group, queries, q, answer);
+          call.products = products;
+          INFO(queries << " queries, products " << static_cast<int>(products));
+          run(call, 1, kSchedules[cases % std::size(kSchedules)]);
+          check(call, document, answer);
+          return answer;
+        };
+        const Answer scalar = attend(1, cuda::Products::scalar);
+        if (profile == Profile::exact) continue;
+        const Answer tensor = attend(1, cuda::Products::tensor);
+        // The same integers.
+        if (tokens > 0) REQUIRE(relative_error(tensor.output, scalar.output) <= 1e-6);
+        // More than a tile's rows, where head_dims allow several tiles, of which the last is not full.
+        if (cases % 2 == 0) attend(22 / group, cuda::Products::tensor);
       }
     }
   }
@@ -178,9 +192,17 @@ TEST_CASE("K and V of any head_dim that a profile holds are attended to as doubl
 }
 
 TEST_CASE("every profile and group gives the same bits in every schedule of threads") {
+  struct Shape {
+    uint32_t group;
+    cuda::Products products;
+  };
+  constexpr Shape kShapes[] = {{1, cuda::Products::scalar}, {2, cuda::Products::scalar},
+                               {4, cuda::Products::scalar}, {5, cuda::Products::scalar},
+                               {9, cuda::Products::scalar}, {3, cuda::Products::tensor},
+                               {8, cuda::Products::tensor}, {17, cuda::Products::tensor}};
   uint32_t cases = 0;
   for (const Profile profile : kProfiles) {
-    for (const uint32_t group : {1U, 2U, 3U, 4U, 5U, 8U, 9U, 17U}) {
+    for (const auto& [group, products] : kShapes) {
       if (++cases % POLYKV_CASE_STEP != 0) continue;
       const Document document(random_values({2, 64, 80, 0}, 150, group), profile, 0, {7, 70, 149});
       const std::vector<float> q = random_queries(document.decoded, 2 * group, 8, group);
@@ -189,7 +211,8 @@ TEST_CASE("every profile and group gives the same bits in every schedule of thre
       Answer first;
       for (const Schedule& schedule : kSchedules) {
         Answer answer;
-        const cuda::AttendCall call = dense_call(runs, group, 1, q, answer);
+        cuda::AttendCall call = dense_call(runs, group, 1, q, answer);
+        call.products = products;
         run(call, 1, schedule);
         check(call, document, answer);
         if (first.output.empty()) first = answer;
@@ -205,12 +228,13 @@ TEST_CASE("splits, windows, soft-caps and ranges inside a segment attend as they
   for (const Profile profile : kProfiles) {
     const Document document(random_values({2, 80, 64, 0}, 1100, 3), profile, 4096,
                             {0, 63, 64, 700, 701, 1099});
-    for (const uint32_t multiprocessors : {1U, 132U}) {
+    for (const bool is_tensor : {false, true}) {
       struct Range {
         uint64_t first, count;
       };
       for (const Range range : {Range{0, 1100}, {63, 2}, {700, 1}, {130, 700}, {700, 301}}) {
         if (++cases % POLYKV_CASE_STEP != 0) continue;
+        const uint32_t multiprocessors = cases / 5 % 3 == 0 ? 132 : 1;
         const std::vector<float> q = random_queries(document.decoded, 2 * 2 * 3, 6, cases);
         std::vector<cuda::AttendRun> runs = {document.run()};
         runs[0].first_token = range.first;
@@ -223,6 +247,7 @@ TEST_CASE("splits, windows, soft-caps and ranges inside a segment attend as they
         cuda::AttendCall call = dense_call(runs, 2, 3, q, answer);
         if (cases % 3 != 0) call.query_first_tokens = first_tokens.data();
         if (cases % 2 == 0) call.soft_cap = 2.5F;
+        call.products = is_tensor ? cuda::Products::tensor : cuda::Products::scalar;
         INFO(profile_name(profile) << " " << range.first << " + " << range.count << ", "
                                    << multiprocessors << " multiprocessors");
         run(call, multiprocessors, kSchedules[cases % std::size(kSchedules)]);

@@ -64,20 +64,22 @@ Observed decode_as(Profile profile, const LayerGeometry& geometry, const Schedul
   return seen;
 }
 
-Observed attend_as(Profile profile, uint32_t group, const Schedule& schedule) {
-  const AlignedBytes bytes = document(profile, kGeometry);
+Observed attend_as(Profile profile, const LayerGeometry& geometry, uint32_t group,
+                   Products products, const Schedule& schedule) {
+  const AlignedBytes bytes = document(profile, geometry);
   const std::vector<AttendRun> runs = {{open_segment(bytes).layer(0), 0, 0, kTokens}};
-  std::vector<float> q(size_t{2} * group * kGeometry.k_head_dim);
+  std::vector<float> q(size_t{2} * group * geometry.k_head_dim);
   for (size_t i = 0; i < q.size(); ++i) q[i] = 0.02F * static_cast<float>(i % 11) - 0.1F;
-  std::vector<float> output(size_t{2} * group * kGeometry.v_head_dim);
+  std::vector<float> output(size_t{2} * group * geometry.v_head_dim);
   AttendCall call;
   call.runs = runs;
   call.query_count = 1;
   call.head_count = 2 * group;
   call.q = q.data();
-  call.q_strides = {0, kGeometry.k_head_dim, 1};
+  call.q_strides = {0, geometry.k_head_dim, 1};
   call.output = output.data();
-  call.output_strides = {0, kGeometry.v_head_dim, 1};
+  call.output_strides = {0, geometry.v_head_dim, 1};
+  call.products = products;
   Observed seen;
   seen.failure = device_attend(call, 1, schedule).message();
   seen.add(output);
@@ -143,7 +145,9 @@ Subject decoding_paper() {
 Subject preparing_and_joining() {
   using Prepare = PrepareQueriesKernel;
   using Join = JoinSplitsKernel;
-  return {[](const Schedule& schedule) { return attend_as(Profile::k5v4, 3, schedule); },
+  return {[](const Schedule& schedule) {
+            return attend_as(Profile::k5v4, kGeometry, 3, Products::scalar, schedule);
+          },
           {{typeid(Prepare), Prepare::kLoaded},
            {typeid(Prepare), Prepare::kPiecesDone},
            {typeid(Prepare), Prepare::kRotated},
@@ -157,7 +161,9 @@ Subject preparing_and_joining() {
 template <uint32_t Rows>
 Subject attending(Profile profile) {
   using Kernel = AttendPackedKernel<Rows>;
-  return {[=](const Schedule& schedule) { return attend_as(profile, Rows, schedule); },
+  return {[=](const Schedule& schedule) {
+            return attend_as(profile, kGeometry, Rows, Products::scalar, schedule);
+          },
           {{typeid(Kernel), Kernel::kQueriesLoaded},
            {typeid(Kernel), Kernel::kWeightsWritten},
            {typeid(Kernel), Kernel::kWeightsUsed, kExchange},
@@ -166,8 +172,31 @@ Subject attending(Profile profile) {
 
 Subject attending_plain() {
   using Kernel = AttendPlainKernel;
-  return {[](const Schedule& schedule) { return attend_as(Profile::exact, 3, schedule); },
+  return {[](const Schedule& schedule) {
+            return attend_as(Profile::exact, kGeometry, 3, Products::automatic, schedule);
+          },
           {{typeid(Kernel), Kernel::kQueriesLoaded}, {typeid(Kernel), Kernel::kWarpsDone}}};
+}
+
+/// V of two halves of 128 dims.
+Subject attending_tiled() {
+  using Kernel = AttendTiledKernel<kMaxDeviceHeadDim, 1>;
+  return {[](const Schedule& schedule) {
+            return attend_as(Profile::k5v4, {2, 64, 192, 0}, 3, Products::tensor, schedule);
+          },
+          {{typeid(Kernel), Kernel::kQueriesLoaded},
+           {typeid(Kernel), Kernel::kRead},
+           {typeid(Kernel), Kernel::kWarpsDone}}};
+}
+
+Subject attending_large_tiles() {
+  using Kernel = AttendTiledKernel<kMostLargeTileDims, 4>;
+  return {[](const Schedule& schedule) {
+            return attend_as(Profile::k8v3, kGeometry, 17, Products::tensor, schedule);
+          },
+          {{typeid(Kernel), Kernel::kQueriesLoaded},
+           {typeid(Kernel), Kernel::kUnpacked},
+           {typeid(Kernel), Kernel::kUsed}}};
 }
 
 Subject encoding_rotated() {
@@ -230,7 +259,8 @@ TEST_CASE("no barrier can be taken away unnoticed, but for those that say why") 
   for (const Subject& subject :
        {decoding_packed(), decoding_paper(), preparing_and_joining(), attending<1>(Profile::k5v4),
         attending<2>(Profile::k8v8), attending<4>(Profile::k4v3), attending<8>(Profile::k6v5),
-        attending_plain(), encoding_rotated(), encoding_int8(), encoding_exact(), checksumming()}) {
+        attending_plain(), attending_tiled(), attending_large_tiles(), encoding_rotated(),
+        encoding_int8(), encoding_exact(), checksumming()}) {
     const Observed want = subject.observe({});
     REQUIRE(subject.observe({Order::random, 1}) == want);
     for (const Barrier& barrier : subject.barriers) {
@@ -242,5 +272,5 @@ TEST_CASE("no barrier can be taken away unnoticed, but for those that say why") 
       needed += is_excused ? 0 : 1;
     }
   }
-  CHECK(needed == 38);
+  CHECK(needed == 44);
 }

@@ -125,13 +125,17 @@ struct Meeting {
 
 constexpr uint32_t kExchange = 0xffffffffU;  // a number of no barrier
 
+/// What a lane gives to the others of its warp: a word, or its parts of A and B.
+using Given = std::array<uint32_t, 6>;
+
 /// One block at a time; the fibers stay.
 class Block {
  public:
   std::string run(const EmulatedGrid& grid, uint32_t index, const Schedule& schedule);
   uint32_t index() const { return index_; }
   void arrive(uint32_t thread, bool is_warp, uint32_t number);
-  uint32_t exchange(uint32_t thread, uint32_t word, uint32_t from_lane);
+  /// [lane], until the warp's next exchange but one.
+  const Given* exchange(uint32_t thread, const Given& given);
   bool is_removed(uint32_t number) const { return number == schedule_->removed_sync; }
   void* shared_memory(size_t size_bytes) {
     assert(size_bytes == grid_->shared_bytes);
@@ -160,8 +164,8 @@ class Block {
   uint32_t running_count_ = 0;
   Meeting block_meeting_;
   std::vector<Meeting> warp_meetings_;
-  // Words that lanes exchange, of even and of odd exchanges: nobody can be two ahead of another.
-  std::vector<uint32_t> words_[2];
+  // What lanes exchange, of even and of odd exchanges: nobody can be two ahead of another.
+  std::vector<Given> given_[2];
   std::vector<uint8_t> exchanges_;  // [thread], how many, modulo 2
   std::string failure_;
 };
@@ -184,7 +188,7 @@ void Block::begin(const EmulatedGrid& grid, uint32_t index, const Schedule& sche
   for (uint32_t thread = 0; thread < grid.block_threads; ++thread) set_ready(thread);
   block_meeting_ = {grid.block_threads};
   warp_meetings_.assign(grid.block_threads / cuda::kWarpThreads, {cuda::kWarpThreads});
-  for (std::vector<uint32_t>& words : words_) words.assign(grid.block_threads, 0);
+  for (std::vector<Given>& given : given_) given.assign(grid.block_threads, {});
   exchanges_.assign(grid.block_threads, 0);
   while (fibers_.size() < grid.block_threads) {
     const auto thread = static_cast<uint32_t>(fibers_.size());
@@ -235,12 +239,12 @@ void Block::arrive(uint32_t thread, bool is_warp, uint32_t number) {
   fibers_[thread]->pause();
 }
 
-uint32_t Block::exchange(uint32_t thread, uint32_t word, uint32_t from_lane) {
-  std::vector<uint32_t>& words = words_[exchanges_[thread]];
+const Given* Block::exchange(uint32_t thread, const Given& given) {
+  std::vector<Given>& all = given_[exchanges_[thread]];
   exchanges_[thread] ^= 1U;
-  words[thread] = word;
+  all[thread] = given;
   arrive(thread, true, kExchange);
-  return words[thread / cuda::kWarpThreads * cuda::kWarpThreads + from_lane];
+  return &all[thread / cuda::kWarpThreads * cuda::kWarpThreads];
 }
 
 uint32_t Block::next_thread() {
@@ -304,7 +308,25 @@ void EmulatedThread::sync_warp(uint32_t number) const {
 }
 
 uint32_t EmulatedThread::exchange(uint32_t word, uint32_t from_lane) const {
-  return block().exchange(thread_index_, word, from_lane);
+  return block().exchange(thread_index_, {word})[from_lane][0];
+}
+
+void EmulatedThread::multiply_fragments(int32_t (&sums)[4], const uint32_t (&a)[4], uint32_t b0,
+                                        uint32_t b1) const {
+  const Given* lanes = block().exchange(thread_index_, {a[0], a[1], a[2], a[3], b0, b1});
+  const auto byte = [](uint32_t word, uint32_t index) {
+    return static_cast<int32_t>(static_cast<int8_t>(word >> (8 * index)));
+  };
+  const uint32_t lane = thread_index_ % cuda::kWarpThreads;
+  for (uint32_t i = 0; i < 4; ++i) {
+    const uint32_t row = lane / 4 + i / 2 * 8;
+    const uint32_t column = lane % 4 * 2 + i % 2;
+    for (uint32_t k = 0; k < 32; ++k) {
+      const Given& of_a = lanes[row % 8 * 4 + k % 16 / 4];
+      const Given& of_b = lanes[column * 4 + k % 16 / 4];
+      sums[i] += byte(of_a[row / 8 + k / 16 * 2], k % 4) * byte(of_b[4 + k / 16], k % 4);
+    }
+  }
 }
 
 std::string run_grid(const EmulatedGrid& grid, const Schedule& schedule) {

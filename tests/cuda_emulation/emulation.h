@@ -51,6 +51,8 @@ class EmulatedThread {
     std::memcpy(&value, &word, sizeof word);
     return value;
   }
+  void multiply_fragments(int32_t (&sums)[4], const uint32_t (&a)[4], uint32_t b0,
+                          uint32_t b1) const;
 
  private:
   /// Every lane gives a word and takes that of another lane.

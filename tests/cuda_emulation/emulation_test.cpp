@@ -84,7 +84,56 @@ std::string failure(const NeighbourKernel::Arguments& arguments, const Schedule&
   return launcher.status().message();
 }
 
+/// [16, 32] x [32, 8], as the kernels' products are.
+struct ProductKernel {
+  struct Arguments {
+    const int8_t* a;
+    const int8_t* b;
+    int32_t* out;
+  };
+  static constexpr uint32_t kThreads = 32;
+  struct Shared {};
+  template <typename Thread>
+  static void run(Thread& cuda, const Arguments& g) {
+    const uint32_t i = cuda.thread_index() / 4;
+    const uint32_t s = cuda.thread_index() % 4;
+    uint32_t a[4] = {};
+    uint32_t b[2] = {};
+    for (uint32_t byte = 0; byte < 4; ++byte) {
+      for (uint32_t half = 0; half < 2; ++half) {
+        const uint32_t k = 16 * half + 4 * s + byte;
+        a[2 * half] |= uint32_t{static_cast<uint8_t>(g.a[i * 32 + k])} << (8 * byte);
+        a[2 * half + 1] |= uint32_t{static_cast<uint8_t>(g.a[(i + 8) * 32 + k])} << (8 * byte);
+        b[half] |= uint32_t{static_cast<uint8_t>(g.b[k * 8 + i])} << (8 * byte);
+      }
+    }
+    int32_t sums[4] = {1, 1, 1, 1};
+    cuda.multiply_fragments(sums, a, b[0], b[1]);
+    for (uint32_t j = 0; j < 4; ++j) g.out[(i + j / 2 * 8) * 8 + 2 * s + j % 2] = sums[j];
+  }
+};
+
 }  // namespace
+
+TEST_CASE("products of fragments are those of matrices, added to what was there") {
+  std::vector<int8_t> a(16 * 32);
+  std::vector<int8_t> b(32 * 8);
+  for (size_t i = 0; i < a.size(); ++i) a[i] = static_cast<int8_t>(i * 37 + i / 7);
+  for (size_t i = 0; i < b.size(); ++i) b[i] = static_cast<int8_t>(i * 53 + i / 3);
+  std::vector<int32_t> want(16 * 8, 1);
+  for (size_t row = 0; row < 16; ++row) {
+    for (size_t column = 0; column < 8; ++column) {
+      for (size_t k = 0; k < 32; ++k) want[row * 8 + column] += a[row * 32 + k] * b[k * 8 + column];
+    }
+  }
+  for (const Schedule& schedule : kSchedules) {
+    std::vector<int32_t> out(16 * 8);
+    EmulatedLauncher launcher(schedule);
+    launcher.launch<ProductKernel>(1, {a.data(), b.data(), out.data()});
+    REQUIRE(launcher.status().is_ok());
+    CHECK(out == want);
+  }
+}
 
 TEST_CASE("threads of a block see what others wrote before a barrier, in every schedule") {
   for (const Schedule& schedule : kSchedules) {

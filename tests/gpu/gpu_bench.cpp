@@ -333,27 +333,36 @@ void Bench::run(Profile profile, uint64_t tokens) {
   };
   runs_of(0);
   call.query_count = kMostAgents;
-  const uint64_t workspace_bytes = cuda::plan_attend(call, multiprocessors_).workspace_bytes;
+  uint64_t workspace_bytes = 0;
+  for (const cuda::Products products : {cuda::Products::scalar, cuda::Products::tensor}) {
+    call.products = products;
+    workspace_bytes =
+        std::max(workspace_bytes, cuda::plan_attend(call, multiprocessors_).workspace_bytes);
+  }
   const Buffer<uint8_t> workspace(workspace_bytes);
-  const auto attend = [&](size_t layer, uint32_t agents) {
+  const auto attend = [&](size_t layer, uint32_t agents, cuda::Products products) {
     runs_of(layer);
     call.query_count = agents;
+    call.products = products;
     check(cuda::attend(call, {workspace.get(), workspace_bytes}, multiprocessors_, nullptr));
   };
   const std::vector<float> q_floats = as_floats(q.host());
   const size_t agent_values = size_t{kHeads} * kGeometry.k_head_dim;
   for (const uint32_t agents : {1U, kMostAgents}) {
-    attend(layers - 1, agents);
-    check(cudaDeviceSynchronize(), "attend");
     // Of the last agent.
     const auto begin = static_cast<int64_t>((agents - 1) * agent_values);
     const auto end = begin + static_cast<int64_t>(agent_values);
     std::vector<float> scaled(q_floats.begin() + begin, q_floats.begin() + end);
     for (float& value : scaled) value *= call.scale;
-    const std::vector<float> outputs = output.host();
-    const std::vector<float> got(outputs.begin() + begin, outputs.begin() + end);
-    const double error = relative_error(got, attend_on_cpu(host_view, scaled));
-    verify(error < 5e-3, "attend", error);
+    const std::vector<float> want = attend_on_cpu(host_view, scaled);
+    for (const cuda::Products products : {cuda::Products::scalar, cuda::Products::tensor}) {
+      attend(layers - 1, agents, products);
+      check(cudaDeviceSynchronize(), "attend");
+      const std::vector<float> outputs = output.host();
+      const double error = relative_error({outputs.begin() + begin, outputs.begin() + end}, want);
+      verify(error < 5e-3, products == cuda::Products::scalar ? "attend" : "attend by tensor cores",
+             error);
+    }
   }
 
   const auto all_layers = [&](const std::function<void(size_t)>& work) {
@@ -374,8 +383,13 @@ void Bench::run(Profile profile, uint64_t tokens) {
   const uint64_t raw = 2 * values * 2 * layers;
   add("decode", profile, tokens, 1, "", all_layers(decode), raw + packed, layers);
   for (const uint32_t agents : {1U, kMostAgents}) {
-    add("attend", profile, tokens, agents, "one call",
-        all_layers([&](size_t layer) { attend(layer, agents); }), packed, layers);
+    const auto attend_all = [&](cuda::Products products) {
+      return all_layers([&](size_t layer) { attend(layer, agents, products); });
+    };
+    add("attend", profile, tokens, agents, "one call", attend_all(cuda::Products::automatic),
+        packed, layers);
+    add("attend", profile, tokens, agents, "without tensor cores",
+        attend_all(cuda::Products::scalar), packed, layers);
   }
   add("checksum", profile, tokens, 1, "all layers at once", median_ms(options_.rounds, checksum),
       packed, layers);

@@ -104,44 +104,69 @@ POLYKV_HOST_DEVICE inline void with_v_bits(uint32_t bits, const Body& body) {
   }
 }
 
-/// numbers: of fixed point. In the order of V's levels: of quads l and l + 1 with 8 bits the words are of the tokens
-/// l, l + 32, l + 16, l + 48, and the same plus 1; else l, l + 1, l + 32, l + 33, and those plus 16.
-POLYKV_HOST_DEVICE inline void put_weights(uint32_t v_bits, const float (&numbers)[kTokenGroups][4],
+/// One of two fp16 numbers.
+POLYKV_HOST_DEVICE inline float half_of(uint32_t two, uint32_t index) {
+  return from_f16(static_cast<uint16_t>(two >> (16 * index)));
+}
+/// Bits in the halves that are negative, infinite or no number: no encoder writes that.
+POLYKV_HOST_DEVICE inline uint32_t bad_gains(uint32_t two) {
+  return (two | ((two & 0x7fff7fffU) + 0x04000400U)) & 0x80008000U;
+}
+
+/// Fixed-point numbers, rounded to nearest, as 16 bits each; plus 128, so that the high byte is the high term.
+POLYKV_HOST_DEVICE inline uint32_t two_numbers(float first, float second) {
+  // Adding 1.5 x 2^23 leaves the integer in the low bits.
+  constexpr float kToLowBits = 12582912.0F + 128.0F;
+  first += kToLowBits;
+  second += kToLowBits;
+  uint32_t words[2];
+  memcpy(&words[0], &first, sizeof first);
+  memcpy(&words[1], &second, sizeof second);
+  return byte_perm(words[0], words[1], 0x5410);
+}
+
+/// Row r (0 or 1) of a lane's two. numbers: [group of 8 tokens], two_numbers of the lane's tokens. In the order of V's
+/// levels: of quads l and l + 1 with 8 bits the words are of the tokens l, l + 32, l + 16, l + 48, and the same plus 1; else
+/// l, l + 1, l + 32, l + 33, and those plus 16.
+POLYKV_HOST_DEVICE inline void put_weights(uint32_t v_bits, uint32_t r,
+                                           const uint32_t (&numbers)[kTokenGroups],
                                            Weights& weights) {
   POLYKV_UNROLL
   for (uint32_t j = 0; j < kQuadGroups; ++j) {
+    uint32_t pairs[4];
     POLYKV_UNROLL
-    for (uint32_t r = 0; r < 2; ++r) {
-      // Rounded up by half a low term, so that the high byte is the high term. [group], two tokens each
-      uint32_t pairs[4];
-      POLYKV_UNROLL
-      for (uint32_t i = 0; i < 4; ++i) {
-        const auto number = [&](uint32_t column) {
-          return static_cast<uint32_t>(
-                     static_cast<int32_t>(rintf(numbers[4 * j + i][2 * r + column])) + 128) &
-                 0xffffU;
-        };
-        pairs[i] = number(0) | number(1) << 16;
-      }
-      if (v_bits == 8) {
-        const uint32_t even[2] = {byte_perm(pairs[0], pairs[1], 0x5410),
-                                  byte_perm(pairs[2], pairs[3], 0x5410)};
-        const uint32_t odd[2] = {byte_perm(pairs[0], pairs[1], 0x7632),
-                                 byte_perm(pairs[2], pairs[3], 0x7632)};
-        pairs[0] = even[0];
-        pairs[1] = even[1];
-        pairs[2] = odd[0];
-        pairs[3] = odd[1];
-      }
-      POLYKV_UNROLL
-      for (uint32_t half = 0; half < 2; ++half) {
-        const uint32_t first = pairs[2 * half];
-        const uint32_t second = pairs[2 * half + 1];
-        weights.words[j][0][r + 2 * half] = byte_perm(first, second, 0x7531);
-        weights.words[j][1][r + 2 * half] = byte_perm(first, second, 0x6420) ^ 0x80808080U;
-      }
+    for (uint32_t i = 0; i < 4; ++i) pairs[i] = numbers[4 * j + i];
+    if (v_bits == 8) {
+      const uint32_t even[2] = {byte_perm(pairs[0], pairs[1], 0x5410),
+                                byte_perm(pairs[2], pairs[3], 0x5410)};
+      const uint32_t odd[2] = {byte_perm(pairs[0], pairs[1], 0x7632),
+                               byte_perm(pairs[2], pairs[3], 0x7632)};
+      pairs[0] = even[0];
+      pairs[1] = even[1];
+      pairs[2] = odd[0];
+      pairs[3] = odd[1];
+    }
+    POLYKV_UNROLL
+    for (uint32_t half = 0; half < 2; ++half) {
+      const uint32_t first = pairs[2 * half];
+      const uint32_t second = pairs[2 * half + 1];
+      weights.words[j][0][r + 2 * half] = byte_perm(first, second, 0x7531);
+      weights.words[j][1][r + 2 * half] = byte_perm(first, second, 0x6420) ^ 0x80808080U;
     }
   }
+}
+/// A row that is not there.
+POLYKV_HOST_DEVICE inline void leave_out(Weights& weights, uint32_t r) {
+  POLYKV_UNROLL
+  for (uint32_t j = 0; j < kQuadGroups; ++j) {
+    POLYKV_UNROLL
+    for (uint32_t term = 0; term < 2; ++term) {
+      weights.words[j][term][r] = 0;
+      weights.words[j][term][r + 2] = 0;
+    }
+  }
+  weights.old_factor[r] = 0;
+  weights.new_factor[r] = 0;
 }
 
 }  // namespace polykv::cuda

@@ -73,7 +73,8 @@ struct AttendTiledKernel {
     uint32_t warp;
     uint32_t lane;
     uint32_t kv_head;
-    uint32_t tile;  // of the thread block's: in shared memory
+    uint32_t tile;         // of the thread block's: in shared memory
+    bool has_second_rows;  // those from 8 on
     float maximum[2];
     float sum[2];
     float outputs[kDimGroups][4];
@@ -86,6 +87,8 @@ struct AttendTiledKernel {
     uint32_t part = 0;
     while (split >= a.parts[part].first_split + a.parts[part].split_count) ++part;
     const uint32_t warp = cuda.thread_index() / kWarpThreads;
+    const uint32_t rows_left = a.rows.group_rows - tile_row;
+    const uint32_t row_count = rows_left < kRows ? rows_left : kRows;
     Warp w{a,
            cuda.template shared<Shared>(),
            a.parts[part],
@@ -93,11 +96,10 @@ struct AttendTiledKernel {
            cuda.thread_index() % kWarpThreads,
            index / a.tile_count / a.split_count,
            kIsShared ? warp : 0,
+           row_count > (kIsShared ? warp * kTileRows : 0) + 8,
            {-INFINITY, -INFINITY},
            {},
            {}};
-    const uint32_t rows_left = a.rows.group_rows - tile_row;
-    const uint32_t row_count = rows_left < kRows ? rows_left : kRows;
     const uint64_t row = uint64_t{w.kv_head} * a.rows.group_rows + tile_row;
     load_queries(w, part, row, tile_row, row_count);
     cuda.sync_threads(kQueriesLoaded);
@@ -291,14 +293,16 @@ struct AttendTiledKernel {
     }
   }
 
-  /// Two fp16 numbers that follow each other.
-  POLYKV_HOST_DEVICE static uint32_t two_gains(const uint8_t* gains, uint32_t token) {
-    return load_word(gains + token * 2);
-  }
-  /// Negative, infinite or no number: no encoder writes that.
-  POLYKV_HOST_DEVICE static bool is_bad(uint32_t gain) { return gain >= 0x7c00U; }
-  POLYKV_HOST_DEVICE static uint32_t half_of(uint32_t two, uint32_t index) {
-    return (two >> (16 * index)) & 0xffffU;
+  /// Which tokens of the block a row sees: bit i for token i of those from this lane's first column on.
+  POLYKV_HOST_DEVICE static uint64_t seen_by(const Warp& w, uint32_t row, uint64_t start,
+                                             uint64_t unseen) {
+    const auto from = [](uint64_t first) { return first < 64 ? ~uint64_t{0} << first : 0; };
+    uint64_t seen = ~unseen;
+    if (w.part.first_token > start) seen &= from(w.part.first_token - start);
+    if (w.part.end_token - start < 64) seen &= ~from(w.part.end_token - start);
+    const uint64_t first = w.shared.first_seen[row];
+    if (first > start) seen &= from(first - start);
+    return seen >> (w.lane % 4 * 2);
   }
 
   template <typename Thread>
@@ -306,63 +310,103 @@ struct AttendTiledKernel {
                                               uint64_t start, uint64_t unseen,
                                               const int32_t (&products)[kTokenGroups][4],
                                               Weights& weights) {
-    const uint32_t first_column = w.lane % 4 * 2;
-    float most_gain = 0;
-    float logits[kTokenGroups][4];
-    float block_maximum[2] = {-INFINITY, -INFINITY};
+    // Two gains a word. Those of keys are read where they are used: registers are short.
+    const auto gains_of = [&](uint32_t gains, uint32_t group) {
+      return load_word(bytes + gains + (first_token(group) + w.lane % 4 * 2) * 2);
+    };
+    uint32_t v_gains[kTokenGroups];
+    uint32_t any_bad = 0;
     POLYKV_UNROLL
     for (uint32_t group = 0; group < kTokenGroups; ++group) {
-      const uint32_t slot = first_token(group) + first_column;
-      const uint32_t k_gains = two_gains(bytes + w.a.k.gains, slot);
-      const uint32_t v_gains = two_gains(bytes + w.a.v.gains, slot);
+      v_gains[group] = gains_of(w.a.v.gains, group);
+      any_bad |= bad_gains(v_gains[group]) | bad_gains(gains_of(w.a.k.gains, group));
+    }
+    // Bits 2 group and 2 group + 1: a bad token's logit is infinite, so that rows that see it come out as NaN.
+    uint32_t bad_tokens = 0;
+    if (any_bad != 0) {
       POLYKV_UNROLL
-      for (uint32_t i = 0; i < 4; ++i) {
-        const uint32_t r = i / 2;
-        const uint32_t row = w.tile * kTileRows + w.lane / 4 + 8 * r;
-        const uint32_t k_gain = half_of(k_gains, i % 2);
-        const uint32_t v_gain = half_of(v_gains, i % 2);
-        const bool bad = is_bad(k_gain) || is_bad(v_gain);
-        if (!bad) most_gain = fmaxf(most_gain, from_f16(static_cast<uint16_t>(v_gain)));
-        const uint64_t token = start + slot + i % 2;
-        const bool is_seen = ((unseen >> (slot + i % 2)) & 1U) == 0 &&
-                             token >= w.part.first_token && token < w.part.end_token &&
-                             token >= w.shared.first_seen[row];
-        const float logit = static_cast<float>(products[group][i]) * w.shared.steps[row] *
-                                from_f16(static_cast<uint16_t>(k_gain)) +
-                            w.shared.mean_logits[row];
-        logits[group][i] = !is_seen ? -INFINITY : bad ? INFINITY : capped(logit, w.a.rows.soft_cap);
-        block_maximum[r] = fmaxf(block_maximum[r], logits[group][i]);
+      for (uint32_t group = 0; group < kTokenGroups; ++group) {
+        const uint32_t bad_v = bad_gains(v_gains[group]);
+        const uint32_t bad = bad_v | bad_gains(gains_of(w.a.k.gains, group));
+        bad_tokens |= ((bad >> 15 & 1U) | (bad >> 30 & 2U)) << (2 * group);
+        v_gains[group] &= ~((bad_v >> 15) * 0xffffU);
       }
     }
+    float most_gain = 0;
+    POLYKV_UNROLL
+    for (uint32_t group = 0; group < kTokenGroups; ++group)
+      most_gain = fmaxf(most_gain, fmaxf(half_of(v_gains[group], 0), half_of(v_gains[group], 1)));
     most_gain = quarter_maximum(cuda, most_gain);
     const float to_fixed = most_gain > 0 ? kFixedPointLimit / most_gain : 0.0F;
-    bool sees_any[2];
     POLYKV_UNROLL
     for (uint32_t r = 0; r < 2; ++r) {
-      block_maximum[r] = quarter_maximum(cuda, block_maximum[r]);
-      sees_any[r] = block_maximum[r] > -INFINITY;
-      const float maximum = fmaxf(w.maximum[r], block_maximum[r]);
-      const float block_factor = sees_any[r] ? exp_of(block_maximum[r] - maximum) : 0.0F;
+      if (r == 1 && !w.has_second_rows) {
+        leave_out(weights, r);
+        break;
+      }
+      const uint32_t row = w.tile * kTileRows + w.lane / 4 + 8 * r;
+      const float step = w.shared.steps[row];
+      const float mean_logit = w.shared.mean_logits[row];
+      const uint64_t seen = seen_by(w, row, start, unseen);
+      float logits[kTokenGroups][2];
+      float block_maximum = -INFINITY;
+      POLYKV_UNROLL
+      for (uint32_t group = 0; group < kTokenGroups; ++group) {
+        const uint32_t k_gains = gains_of(w.a.k.gains, group);
+        POLYKV_UNROLL
+        for (uint32_t i = 0; i < 2; ++i) {
+          const float logit =
+              static_cast<float>(products[group][2 * r + i]) * (step * half_of(k_gains, i)) +
+              mean_logit;
+          logits[group][i] = capped(logit, 0);
+        }
+      }
+      if (bad_tokens != 0) {
+        POLYKV_UNROLL
+        for (uint32_t i = 0; i < 2 * kTokenGroups; ++i) {
+          if ((bad_tokens >> i & 1U) != 0) logits[i / 2][i % 2] = INFINITY;
+        }
+      }
+      if (w.a.rows.soft_cap > 0) {
+        POLYKV_UNROLL
+        for (uint32_t group = 0; group < kTokenGroups; ++group) {
+          POLYKV_UNROLL
+          for (uint32_t i = 0; i < 2; ++i)
+            logits[group][i] = capped(logits[group][i], w.a.rows.soft_cap);
+        }
+      }
+      POLYKV_UNROLL
+      for (uint32_t group = 0; group < kTokenGroups; ++group) {
+        POLYKV_UNROLL
+        for (uint32_t i = 0; i < 2; ++i) {
+          if ((seen >> (first_token(group) + i) & 1U) == 0) logits[group][i] = -INFINITY;
+          block_maximum = fmaxf(block_maximum, logits[group][i]);
+        }
+      }
+      block_maximum = quarter_maximum(cuda, block_maximum);
+      const bool sees_any = block_maximum > -INFINITY;
+      const float maximum = fmaxf(w.maximum[r], block_maximum);
+      const float block_factor = sees_any ? exp_of(block_maximum - maximum) : 0.0F;
       weights.old_factor[r] = w.maximum[r] > -INFINITY ? exp_of(w.maximum[r] - maximum) : 0.0F;
       weights.new_factor[r] = block_factor * most_gain / kFixedPointLimit;
+      const float reference = sees_any ? block_maximum : 0.0F;
+      uint32_t numbers[kTokenGroups];
       float sum = 0;
       POLYKV_UNROLL
       for (uint32_t group = 0; group < kTokenGroups; ++group) {
-        // Read anew: registers are short here.
-        const uint32_t v_gains = two_gains(bytes + w.a.v.gains, first_token(group) + first_column);
+        float fixed[2];
         POLYKV_UNROLL
-        for (uint32_t i = 2 * r; i < 2 * r + 2; ++i) {
-          const float weight = sees_any[r] ? exp_of(logits[group][i] - block_maximum[r]) : 0.0F;
+        for (uint32_t i = 0; i < 2; ++i) {
+          const float weight = exp_of(logits[group][i] - reference);
           sum += weight;
-          const uint32_t gain = half_of(v_gains, i % 2);
-          logits[group][i] =
-              is_bad(gain) ? 0.0F : weight * from_f16(static_cast<uint16_t>(gain)) * to_fixed;
+          fixed[i] = weight * (half_of(v_gains[group], i) * to_fixed);
         }
+        numbers[group] = two_numbers(fixed[0], fixed[1]);
       }
       w.sum[r] = w.sum[r] * weights.old_factor[r] + sum * block_factor;
       w.maximum[r] = maximum;
+      put_weights(w.a.v.bits, r, numbers, weights);
     }
-    put_weights(w.a.v.bits, logits, weights);
   }
 
   /// 128 dims. words_of(group of dims, group of quads)
@@ -384,6 +428,7 @@ struct AttendTiledKernel {
       }
       POLYKV_UNROLL
       for (uint32_t place = 0; place < 4; ++place) {
+        if (place == 2 && !w.has_second_rows) break;
         float& output = w.outputs[group][place];
         output = output * weights.old_factor[place / 2] +
                  static_cast<float>(sums[0][place] * 256 + sums[1][place]) *

@@ -154,11 +154,7 @@ const AttendOps* emulated_avx512_attend_ops() {
 
 const AttendOps* avx512_attend_ops() {
   static constexpr AttendOps kOps = {"avx512", kWidth, pack_query, attend_block};
-  // The built-in also asks whether the kernel saves the wide registers.
-  static const bool usable =
-      avx2_ops() != nullptr && __builtin_cpu_supports("avx512f") &&
-      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
+  static const bool usable = avx512_ops() != nullptr && __builtin_cpu_supports("avx512vnni");
   return usable ? &kOps : nullptr;
 }
 

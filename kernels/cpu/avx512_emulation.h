@@ -1,0 +1,105 @@
+// AVX-512 in plain code, for tests on machines without it: SIMDe, and what Debian 12's lacks. Only
+// files that are compiled with POLYKV_EMULATE_AVX512 include it.
+//
+// tests/conformance/avx512_emulation_test.cpp holds what is written here to Intel's description of
+// the instructions.
+#pragma once
+
+#define SIMDE_ENABLE_NATIVE_ALIASES
+#include <simde/x86/avx512/add.h>
+#include <simde/x86/avx512/and.h>
+#include <simde/x86/avx512/andnot.h>
+#include <simde/x86/avx512/blend.h>
+#include <simde/x86/avx512/broadcast.h>
+#include <simde/x86/avx512/cast.h>
+#include <simde/x86/avx512/cmp.h>
+#include <simde/x86/avx512/dpbusd.h>
+#include <simde/x86/avx512/fmadd.h>
+#include <simde/x86/avx512/insert.h>
+#include <simde/x86/avx512/load.h>
+#include <simde/x86/avx512/loadu.h>
+#include <simde/x86/avx512/maddubs.h>
+#include <simde/x86/avx512/min.h>
+#include <simde/x86/avx512/mov.h>
+#include <simde/x86/avx512/mul.h>
+#include <simde/x86/avx512/multishift.h>
+#include <simde/x86/avx512/or.h>
+#include <simde/x86/avx512/permutex2var.h>
+#include <simde/x86/avx512/permutexvar.h>
+#include <simde/x86/avx512/set1.h>
+#include <simde/x86/avx512/setzero.h>
+#include <simde/x86/avx512/shuffle.h>
+#include <simde/x86/avx512/slli.h>
+#include <simde/x86/avx512/srli.h>
+#include <simde/x86/avx512/store.h>
+#include <simde/x86/avx512/storeu.h>
+#include <simde/x86/avx512/sub.h>
+#include <simde/x86/avx512/ternarylogic.h>
+#include <simde/x86/avx512/unpackhi.h>
+#include <simde/x86/avx512/unpacklo.h>
+#include <simde/x86/avx512/xor.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/half.h"
+
+// Not shared between files: they may be compiled for different instruction sets.
+namespace polykv::emulated {
+
+/// result[i] = of(i), a lane of `To` each.
+template <typename To, typename Vector, typename Of>
+static inline Vector lanes(Of of) {
+  To out[sizeof(Vector) / sizeof(To)];
+  for (uint32_t i = 0; i < sizeof(Vector) / sizeof(To); ++i) out[i] = of(i);
+  Vector result;
+  std::memcpy(&result, out, sizeof result);
+  return result;
+}
+template <typename Lane, typename Vector>
+static inline Lane lane(const Vector& x, uint32_t i) {
+  Lane out;
+  std::memcpy(&out, reinterpret_cast<const char*>(&x) + i * sizeof out, sizeof out);
+  return out;
+}
+
+static inline __m512 cvtepi32_ps(__m512i x) {
+  return lanes<float, __m512>([&](uint32_t i) { return static_cast<float>(lane<int32_t>(x, i)); });
+}
+static inline __m512i cvtepi8_epi32(__m128i x) {
+  return lanes<int32_t, __m512i>([&](uint32_t i) { return int32_t{lane<int8_t>(x, i)}; });
+}
+static inline __m256i cvtepi32_epi16(__m512i x) {
+  return lanes<uint16_t, __m256i>(
+      [&](uint32_t i) { return static_cast<uint16_t>(lane<uint32_t>(x, i)); });
+}
+/// To nearest even, which is all that polykv asks for.
+static inline __m256i cvtps_ph(__m512 x) {
+  return lanes<uint16_t, __m256i>([&](uint32_t i) { return f16_from_f32(lane<float>(x, i)); });
+}
+static inline __m512i mask_sub_epi16(__m512i otherwise, uint32_t mask, __m512i a, __m512i b) {
+  return lanes<uint16_t, __m512i>([&](uint32_t i) {
+    const int difference = lane<uint16_t>(a, i) - lane<uint16_t>(b, i);
+    return (mask >> i & 1U) != 0 ? static_cast<uint16_t>(difference) : lane<uint16_t>(otherwise, i);
+  });
+}
+/// order: two bits for each of four neighbours.
+static inline __m512i mask_shuffle_epi32(__m512i otherwise, uint32_t mask, __m512i x,
+                                         uint32_t order) {
+  return lanes<uint32_t, __m512i>([&](uint32_t i) {
+    const uint32_t from = i / 4 * 4 + (order >> (i % 4 * 2) & 3U);
+    return lane<uint32_t>((mask >> i & 1U) != 0 ? x : otherwise, (mask >> i & 1U) != 0 ? from : i);
+  });
+}
+
+}  // namespace polykv::emulated
+
+#define _mm512_cvtepi32_ps(x) polykv::emulated::cvtepi32_ps(x)
+#define _mm512_cvtepi8_epi32(x) polykv::emulated::cvtepi8_epi32(x)
+#define _mm512_cvtepi32_epi16(x) polykv::emulated::cvtepi32_epi16(x)
+#define _mm512_cvtps_ph(x, rounding) polykv::emulated::cvtps_ph(x)
+#define _mm512_mask_sub_epi16(otherwise, mask, a, b) \
+  polykv::emulated::mask_sub_epi16(otherwise, mask, a, b)
+#define _mm512_mask_shuffle_epi32(otherwise, mask, x, order) \
+  polykv::emulated::mask_shuffle_epi32(otherwise, mask, x, static_cast<uint32_t>(order))
+#define _mm512_stream_si512(to, x) _mm512_store_si512(to, x)

@@ -6,6 +6,7 @@
 #pragma once
 
 #define SIMDE_ENABLE_NATIVE_ALIASES
+#include <simde/x86/avx512/abs.h>
 #include <simde/x86/avx512/add.h>
 #include <simde/x86/avx512/and.h>
 #include <simde/x86/avx512/andnot.h>
@@ -14,6 +15,7 @@
 #include <simde/x86/avx512/cast.h>
 #include <simde/x86/avx512/cmp.h>
 #include <simde/x86/avx512/dpbusd.h>
+#include <simde/x86/avx512/extract.h>
 #include <simde/x86/avx512/fmadd.h>
 #include <simde/x86/avx512/insert.h>
 #include <simde/x86/avx512/load.h>
@@ -39,8 +41,10 @@
 #include <simde/x86/avx512/unpacklo.h>
 #include <simde/x86/avx512/xor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "kernels/half.h"
 
@@ -73,6 +77,20 @@ static inline __m256i cvtepi32_epi16(__m512i x) {
   return lanes<uint16_t, __m256i>(
       [&](uint32_t i) { return static_cast<uint16_t>(lane<uint32_t>(x, i)); });
 }
+static inline __m128i cvtepi32_epi8(__m512i x) {
+  return lanes<uint8_t, __m128i>(
+      [&](uint32_t i) { return static_cast<uint8_t>(lane<uint32_t>(x, i)); });
+}
+/// Towards zero; what does not fit becomes the least number.
+static inline __m512i cvttps_epi32(__m512 x) {
+  return lanes<int32_t, __m512i>([&](uint32_t i) {
+    const float value = lane<float>(x, i);
+    return value >= -0x1p31F && value < 0x1p31F ? static_cast<int32_t>(value) : INT32_MIN;
+  });
+}
+static inline __m512d cvtps_pd(__m256 x) {
+  return lanes<double, __m512d>([&](uint32_t i) { return double{lane<float>(x, i)}; });
+}
 /// To nearest even, which is all that polykv asks for.
 static inline __m256i cvtps_ph(__m512 x) {
   return lanes<uint16_t, __m256i>([&](uint32_t i) { return f16_from_f32(lane<float>(x, i)); });
@@ -83,7 +101,11 @@ static inline __m512i mask_sub_epi16(__m512i otherwise, uint32_t mask, __m512i a
     return (mask >> i & 1U) != 0 ? static_cast<uint16_t>(difference) : lane<uint16_t>(otherwise, i);
   });
 }
-/// order: two bits for each of four neighbours.
+/// order: two bits for each of four neighbours, as in the next one.
+static inline __m512 permute_ps(__m512 x, uint32_t order) {
+  return lanes<float, __m512>(
+      [&](uint32_t i) { return lane<float>(x, i / 4 * 4 + (order >> (i % 4 * 2) & 3U)); });
+}
 static inline __m512i mask_shuffle_epi32(__m512i otherwise, uint32_t mask, __m512i x,
                                          uint32_t order) {
   return lanes<uint32_t, __m512i>([&](uint32_t i) {
@@ -92,11 +114,29 @@ static inline __m512i mask_shuffle_epi32(__m512i otherwise, uint32_t mask, __m51
   });
 }
 
+/// Of the lanes that the mask names.
+static inline float mask_reduce_min_ps(uint32_t mask, __m512 x) {
+  float least = std::numeric_limits<float>::infinity();
+  for (uint32_t i = 0; i < 16; ++i) {
+    if ((mask >> i & 1U) != 0) least = std::min(least, lane<float>(x, i));
+  }
+  return least;
+}
+
 }  // namespace polykv::emulated
+
+// SIMDe has it, without this name.
+#define _mm512_shuffle_f32x4(a, b, order) simde_mm512_shuffle_f32x4(a, b, order)
 
 #define _mm512_cvtepi32_ps(x) polykv::emulated::cvtepi32_ps(x)
 #define _mm512_cvtepi8_epi32(x) polykv::emulated::cvtepi8_epi32(x)
+#define _mm512_cvtepi32_epi8(x) polykv::emulated::cvtepi32_epi8(x)
 #define _mm512_cvtepi32_epi16(x) polykv::emulated::cvtepi32_epi16(x)
+#define _mm512_cvtepi32_epi8(x) polykv::emulated::cvtepi32_epi8(x)
+#define _mm512_cvttps_epi32(x) polykv::emulated::cvttps_epi32(x)
+#define _mm512_cvtps_pd(x) polykv::emulated::cvtps_pd(x)
+#define _mm512_permute_ps(x, order) polykv::emulated::permute_ps(x, order)
+#define _mm512_mask_reduce_min_ps(mask, x) polykv::emulated::mask_reduce_min_ps(mask, x)
 #define _mm512_cvtps_ph(x, rounding) polykv::emulated::cvtps_ph(x)
 #define _mm512_mask_sub_epi16(otherwise, mask, a, b) \
   polykv::emulated::mask_sub_epi16(otherwise, mask, a, b)

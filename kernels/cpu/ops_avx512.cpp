@@ -26,6 +26,7 @@ namespace {
 #include "kernels/cpu/ops_decode_avx512.inl"
 #include "kernels/cpu/ops_impl.inl"
 #include "kernels/cpu/ops_rotated.inl"
+#include "kernels/cpu/ops_rotated_encode_avx512.inl"
 #include "kernels/cpu/ops_table.inl"
 }  // namespace
 

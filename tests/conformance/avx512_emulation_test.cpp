@@ -38,6 +38,30 @@ TEST_CASE("conversions of numbers") {
   CHECK((narrow[1] == 0x5678 && narrow[2] == 0xffff));  // the lower half, not saturated
 }
 
+TEST_CASE("narrowing to bytes keeps the low one, floats become integers towards zero") {
+  std::array<int32_t, 16> numbers{0x12345678, -1, 256, 127, -128};
+  const auto bytes = lanes_of<uint8_t>(_mm512_cvtepi32_epi8(vector_of<__m512i>(numbers)));
+  CHECK((bytes[0] == 0x78 && bytes[1] == 0xff && bytes[2] == 0 && bytes[4] == 0x80));
+  const std::array<float, 16> values{1.9F, -1.9F, 0x1p31F, -0x1p31F, 8388609};
+  const auto whole = lanes_of<int32_t>(_mm512_cvttps_epi32(vector_of<__m512>(values)));
+  CHECK((whole[0] == 1 && whole[1] == -1 && whole[2] == INT32_MIN && whole[3] == INT32_MIN));
+  CHECK(whole[4] == 8388609);
+}
+
+TEST_CASE("floats to doubles, shuffled, and the least of some") {
+  std::array<float, 8> eight{};
+  std::array<float, 16> values{};
+  for (uint32_t i = 0; i < 16; ++i) values[i] = static_cast<float>(i) - 4;
+  for (uint32_t i = 0; i < 8; ++i) eight[i] = 0.1F * static_cast<float>(i);
+  const auto doubles = lanes_of<double>(_mm512_cvtps_pd(vector_of<__m256>(eight)));
+  for (uint32_t i = 0; i < 8; ++i) CHECK(doubles[i] == double{eight[i]});
+  // 0xb1: numbers 1, 0, 3, 2 of each four.
+  const auto turned = lanes_of<float>(_mm512_permute_ps(vector_of<__m512>(values), 0xb1));
+  for (uint32_t i = 0; i < 16; ++i) CHECK(turned[i] == values[i ^ 1]);
+  CHECK(_mm512_mask_reduce_min_ps(0xfffe, vector_of<__m512>(values)) == -3);
+  CHECK(_mm512_mask_reduce_min_ps(0x8000, vector_of<__m512>(values)) == 11);
+}
+
 TEST_CASE("floats to fp16, to nearest even") {
   const std::array<float, 16> values{1,     -2,       65504,    65519.9F,
                                      65520, 0x1p-24F, 0x1p-25F, 1.00048828125F};

@@ -114,6 +114,13 @@ static inline __m512i mask_shuffle_epi32(__m512i otherwise, uint32_t mask, __m51
   });
 }
 
+static inline __m512i maskz_loadu_epi32(uint32_t mask, const void* from) {
+  return lanes<uint32_t, __m512i>([&](uint32_t i) {
+    uint32_t word = 0;
+    if ((mask >> i & 1U) != 0) std::memcpy(&word, static_cast<const char*>(from) + i * 4, 4);
+    return word;
+  });
+}
 /// Of the lanes that the mask names.
 static inline float mask_reduce_min_ps(uint32_t mask, __m512 x) {
   float least = std::numeric_limits<float>::infinity();
@@ -136,6 +143,7 @@ static inline float mask_reduce_min_ps(uint32_t mask, __m512 x) {
 #define _mm512_cvttps_epi32(x) polykv::emulated::cvttps_epi32(x)
 #define _mm512_cvtps_pd(x) polykv::emulated::cvtps_pd(x)
 #define _mm512_permute_ps(x, order) polykv::emulated::permute_ps(x, order)
+#define _mm512_maskz_loadu_epi32(mask, from) polykv::emulated::maskz_loadu_epi32(mask, from)
 #define _mm512_mask_reduce_min_ps(mask, x) polykv::emulated::mask_reduce_min_ps(mask, x)
 #define _mm512_cvtps_ph(x, rounding) polykv::emulated::cvtps_ph(x)
 #define _mm512_mask_sub_epi16(otherwise, mask, a, b) \

@@ -52,6 +52,8 @@ POLYKV_INLINE __m512i splat(int byte) {
   return _mm512_set1_epi8(static_cast<char>(byte));
 }
 
+constexpr int kFirstChooses = 0xca;  // of a ternary operation: a ? b : c, bit by bit
+
 /// 2^Bits levels, repeated: neighbours' bits above a code do no harm.
 template <uint32_t Bits>
 struct LevelTable {
@@ -71,7 +73,6 @@ struct LevelTable {
   POLYKV_INLINE __m512i at(__m512i codes) const { return _mm512_permutexvar_epi8(codes, levels); }
   /// Of codes whose low four bits are those of `nibbles`, the others those of `upper`.
   POLYKV_INLINE __m512i at(__m512i nibbles, __m512i upper) const {
-    constexpr int kFirstChooses = 0xca;  // a ? b : c, bit by bit
     return at(_mm512_ternarylogic_epi32(splat(15), nibbles, upper, kFirstChooses));
   }
 };
@@ -250,7 +251,6 @@ POLYKV_INLINE void v_tile(Plane plane, uint8_t* rows, size_t stride) {
 #pragma GCC unroll 2
       for (uint32_t quad = 6; quad < 8; ++quad) {
         const uint32_t bit = quad == 6 ? 3 : 7;
-        constexpr int kFirstChooses = 0xca;
         const __m512i two =
             _mm512_ternarylogic_epi32(splat(1), move_bit(planes[0][lane], bit, 0),
                                       move_bit(planes[1][lane], bit, 1), kFirstChooses);

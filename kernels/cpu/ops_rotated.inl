@@ -119,32 +119,6 @@ POLYKV_TARGET inline void for_each_piece_row(Codes* codes, uint32_t dims, uint32
   }
 }
 
-POLYKV_TARGET void k_pack_pieces(const uint8_t* codes, uint32_t dims, uint32_t bits,
-                                 uint8_t* pieces) {
-  const auto pack = [&](uint32_t lane, uint32_t group, const uint8_t* row, uint8_t* piece)
-                        POLYKV_TARGET {
-    uint32_t quads[kPieceQuads];
-    for (uint32_t i = 0; i < kPieceQuads; ++i) quads[i] = load_word(row + i * 4);
-    uint8_t* low = piece + size_t{group} * 2 * kPieceLineBytes + lane * 4;
-    store_word(low, (quads[0] & kBytes0f) | (quads[1] & kBytes0f) << 4);
-    store_word(low + kPieceLineBytes, (quads[2] & kBytes0f) | (quads[3] & kBytes0f) << 4);
-    if (bits == 4) return;
-    uint8_t* high = piece + size_t{kPieceLowLines} * kPieceLineBytes + lane * 4;
-    uint32_t word = 0;
-    if (bits == 5) {
-      if (group == 1) word = load_word(high);
-      for (uint32_t i = 0; i < kPieceQuads; ++i) {
-        word |= ((quads[i] >> 4) & kBytes01) << (4 * group + i);
-      }
-      store_word(high, word);
-    } else {
-      for (uint32_t i = 0; i < kPieceQuads; ++i) word |= ((quads[i] >> 4) & kBytes03) << (2 * i);
-      store_word(high + size_t{group} * kPieceLineBytes, word);
-    }
-  };
-  for_each_piece_row(codes, dims, bits, pieces, pack);
-}
-
 POLYKV_TARGET void k_unpack_pieces(const uint8_t* pieces, uint32_t dims, uint32_t bits,
                                    uint8_t* codes) {
   const auto unpack = [&](uint32_t lane, uint32_t group, uint8_t* row, const uint8_t* piece)
@@ -168,27 +142,7 @@ POLYKV_TARGET void k_unpack_pieces(const uint8_t* pieces, uint32_t dims, uint32_
   for_each_piece_row(codes, dims, bits, pieces, unpack);
 }
 
-// V4 and V5: codes of a group of 8 token quads to its planes and back.
-POLYKV_TARGET inline void nibbles_put_planes(const uint32_t (*quads)[kMaxHeadDim], uint32_t dims,
-                                             uint32_t bits, uint8_t* planes) {
-  for (uint32_t plane = 0; plane < 4; ++plane) {
-    uint8_t* out = planes + size_t{plane} * dims * 4;
-    for (uint32_t i = 0; i < dims; ++i) {
-      store_word(out + size_t{i} * 4, (quads[2 * plane][i] & kBytes0f) |
-                                          (quads[2 * plane + 1][i] & kBytes0f) << 4);
-    }
-  }
-  if (bits == 4) return;
-  uint8_t* out = planes + size_t{4} * dims * 4;
-  for (uint32_t i = 0; i < dims; ++i) {
-    uint32_t word = 0;
-    for (uint32_t quad = 0; quad < kGroupQuads; ++quad) {
-      word |= ((quads[quad][i] >> 4) & kBytes01) << quad;
-    }
-    store_word(out + size_t{i} * 4, word);
-  }
-}
-
+// V4 and V5: the planes of a group of 8 token quads to its codes.
 POLYKV_TARGET inline void nibbles_take_planes(const uint8_t* planes, uint32_t dims, uint32_t bits,
                                               uint32_t (*quads)[kMaxHeadDim]) {
   for (uint32_t quad = 0; quad < kGroupQuads; ++quad) {
@@ -205,25 +159,6 @@ POLYKV_TARGET inline void nibbles_take_planes(const uint8_t* planes, uint32_t di
                          ((load_word(high + size_t{i} * 4) >> quad) & kBytes01) << 4;
       }
     }
-  }
-}
-
-POLYKV_TARGET void v_pack_planes(const uint8_t* codes, uint32_t dims, uint32_t bits,
-                                 uint8_t* planes) {
-  alignas(64) uint32_t quads[kGroupQuads][kMaxHeadDim];
-  for (uint32_t group = 0; group < kTokenQuads / kGroupQuads; ++group) {
-    for (uint32_t quad = 0; quad < kGroupQuads; ++quad) {
-      const uint8_t* rows[4];
-      for (uint32_t lane = 0; lane < 4; ++lane) {
-        rows[lane] = codes + size_t{quad_token(group * kGroupQuads + quad, lane)} * dims;
-      }
-      for (uint32_t i = 0; i < dims; ++i) {
-        quads[quad][i] = uint32_t{rows[0][i]} | uint32_t{rows[1][i]} << 8 |
-                         uint32_t{rows[2][i]} << 16 | uint32_t{rows[3][i]} << 24;
-      }
-    }
-    uint8_t* out = planes + size_t{group} * bits * dims * 4;
-    bits == 3 ? v3_put_planes(quads, dims, out) : nibbles_put_planes(quads, dims, bits, out);
   }
 }
 

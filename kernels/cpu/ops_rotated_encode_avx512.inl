@@ -14,6 +14,8 @@
 //
 // so that the search is 60 % of a row; at two operations a cycle all of it takes 416 cycles.
 
+#include "kernels/cpu/ops_pack_avx512.inl"
+
 /// The sum of squares of what it writes.
 POLYKV_INLINE double centre_row(const float* values, const float* means, uint32_t dims,
                                 float* out) {

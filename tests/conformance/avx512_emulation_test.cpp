@@ -48,6 +48,12 @@ TEST_CASE("narrowing to bytes keeps the low one, floats become integers towards 
   CHECK(whole[4] == 8388609);
 }
 
+TEST_CASE("a load with a mask reads only what the mask names") {
+  const std::vector<uint32_t> two{7, 8};  // the address sanitizer would see a third being read
+  const auto words = lanes_of<uint32_t>(_mm512_maskz_loadu_epi32(2, two.data()));
+  CHECK((words[0] == 0 && words[1] == 8 && words[2] == 0 && words[15] == 0));
+}
+
 TEST_CASE("floats to doubles, shuffled, and the least of some") {
   std::array<float, 8> eight{};
   std::array<float, 16> values{};

@@ -1,6 +1,7 @@
 // The fast paths against the reference: the tolerances of docs/segment-format.md.
 #include <catch2/catch.hpp>
 #include <cstring>
+#include <random>
 
 #include "kernels/block_layout.h"
 #include "kernels/codec_rules.h"
@@ -210,8 +211,9 @@ TEST_CASE(
 TEST_CASE("the instruction set can be held back, and gives the same results") {
   const LayerGeometry geometry{1, 64, 64, 0};
   const LayerValues values = random_values(geometry, 64, 7);
-  const cpu::Ops* wide = cpu::avx2_ops();
+  const cpu::Ops* wide = GENERATE(cpu::avx2_ops(), &cpu::ops());
   if (wide == nullptr) return;
+  INFO(wide->name);
   const cpu::Ops& plain = cpu::baseline_ops();
   const cpu::Rows k{values.k.data(), 64, 64, 64};
   std::vector<float> a(64);
@@ -257,6 +259,34 @@ TEST_CASE("the instruction set can be held back, and gives the same results") {
       plain.v_pack(codes.data(), 64, bits, packed.data());
       wide->v_unpack(packed.data(), 64, bits, unpacked.data());
       CHECK(unpacked == codes);
+    }
+  }
+}
+
+TEST_CASE(
+    "codes are packed to the same bytes by every instruction set, and nothing else is touched") {
+  const cpu::Ops* wide = GENERATE(cpu::avx2_ops(), &cpu::ops());
+  if (wide == nullptr) return;
+  const cpu::Ops& plain = cpu::baseline_ops();
+  std::mt19937 engine(8);
+  for (uint32_t bits = kMinCodebookBits; bits <= kMaxCodebookBits; ++bits) {
+    for (const uint32_t dims : {16U, 48U, 64U, 80U, 96U, 112U, 128U, 192U, 256U, 1024U}) {
+      INFO(wide->name << ": " << bits << " bits, " << dims << " dims");
+      std::vector<uint8_t> codes(size_t{kBlockTokens} * dims);
+      for (uint8_t& code : codes) code = static_cast<uint8_t>(engine() % (1U << bits));
+      const auto check = [&](auto pack_of, auto unpack_of) {
+        AlignedBytes want(size_t{8} * bits * dims);
+        AlignedBytes got(want.span().size() + 64);
+        (plain.*pack_of)(codes.data(), dims, bits, want.span().data());
+        (wide->*pack_of)(codes.data(), dims, bits, got.span().data());
+        CHECK(std::equal(want.span().begin(), want.span().end(), got.span().begin()));
+        CHECK(got.span()[want.span().size()] == 0xa5);
+        std::vector<uint8_t> unpacked(codes.size());
+        (wide->*unpack_of)(got.span().data(), dims, bits, unpacked.data());
+        CHECK(unpacked == codes);
+      };
+      if (bits > 3) check(&cpu::Ops::k_pack, &cpu::Ops::k_unpack);
+      if (bits < 6) check(&cpu::Ops::v_pack, &cpu::Ops::v_unpack);
     }
   }
 }

@@ -1,5 +1,5 @@
-// AVX-512 with VBMI: codes to rows of any dtype, 32 tokens at a time (ops_levels_avx512.inl), then a
-// row's tiles of 64 dims.
+// AVX-512 with VBMI: codes to rows of any dtype, 32 tokens at a time (ops_levels_avx512.inl), then
+// a row's tiles of 64 dims.
 //
 // As with AVX2 the transform is exact in 16 bits (kMostFusedDims). It needs each dim's bit once in
 // another vector instead of another lane of one. Lanes of 16 bits, highest bit first, and the bit
@@ -15,8 +15,8 @@
 // so that numbers of 32 bits, and halves after vcvtps2ph, are in their order without a further
 // shuffle. Where a transform is of 32 or 16 dims, masks leave out the steps of d5 and d4.
 //
-// For 128 rotated dims to fp16, operations on vectors of 64 bytes (Intel has two ports for them, the
-// second alone shuffles):
+// For 128 rotated dims to fp16, operations on vectors of 64 bytes (Intel has two ports for them,
+// the second alone shuffles):
 //
 //                                        both ports   second alone
 //   levels of K5 (V4)                      7 (1)        7 (5)
@@ -35,8 +35,8 @@
 template <Dtype To>
 using ElementOf = std::conditional_t<To == Dtype::f32, float, uint16_t>;
 
-/// Which of a tile's dims are transformed together: lanes, even and odd, as above, in which a step is
-/// done.
+/// Which of a tile's dims are transformed together: lanes, even and odd, as above, in which a step
+/// is done.
 struct TileKind {
   __mmask32 d5;
   __mmask32 d4;

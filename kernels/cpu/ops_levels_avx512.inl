@@ -88,8 +88,8 @@ POLYKV_INLINE __m512i load_quarters(const uint8_t* const* from, size_t at) {
   return _mm512_mask_broadcast_i32x4(x, 0xf000, load128(from[3] + at));
 }
 
-/// For vpmultishiftqb: the bits above the fourth of dims d3, d1, d0 of a token with these d2 and t0,
-/// to bit 4 of their bytes, from a line that has 4 dims of each of two tokens in 8 bytes.
+/// For vpmultishiftqb: the bits above the fourth of dims d3, d1, d0 of a token with these d2 and
+/// t0, to bit 4 of their bytes, from a line that has 4 dims of each of two tokens in 8 bytes.
 template <uint32_t Bits>
 constexpr int64_t upper_bits(uint32_t group, uint32_t t0, uint32_t d2) {
   uint64_t places = 0;
@@ -173,7 +173,7 @@ POLYKV_INLINE void k8_tile(const uint8_t* const (*quads)[4], uint8_t* rows, size
 template <uint32_t Bits>
 POLYKV_TARGET void k_levels(const uint8_t* codes, uint32_t dims, uint32_t step, LevelRows& levels) {
   for (uint32_t dim = 0; dim < dims; dim += kTileDims) {
-    // Of a last tile that is not whole the first 16 dims are taken instead of those behind the last.
+    // Of a last tile that is not whole its first 16 dims stand in for those behind the last.
     const auto part = [&](uint32_t i) { return dim + (dim + i * 16 < dims ? i * 16 : 0); };
     if constexpr (Bits == 8) {
       const uint8_t* quads[4][4];

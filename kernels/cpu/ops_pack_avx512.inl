@@ -1,5 +1,5 @@
-// AVX-512: codes of a byte each to the lines of K and the planes of V, 64 dims at a time; the way back
-// of ops_levels_avx512.inl.
+// AVX-512: codes of a byte each to the lines of K and the planes of V, 64 dims at a time; the way
+// back of ops_levels_avx512.inl.
 
 /// The bits of `chosen` that `mask` has in each byte, the others of `x`.
 POLYKV_INLINE __m512i put_bits(__m512i x, __m512i chosen, uint32_t mask) {

@@ -1,10 +1,10 @@
 // AVX-512 with VBMI: rows of 3 to 6 bits to codes and gains, a row at a time; included behind
 // ops_rotated.inl.
 //
-// As with AVX2 a lane is a scale while the 13 of them are compared (ops_scale_search.inl), and all of
-// them fit one vector. What the search found out about a value, the two levels between which it lies,
-// then gives its code by one comparison instead of one a level. For 128 dims of K5, operations on
-// vectors of 64 bytes:
+// As with AVX2 a lane is a scale while the 13 of them are compared (ops_scale_search.inl), and all
+// of them fit one vector. What the search found out about a value, the two levels between which it
+// lies, then gives its code by one comparison instead of one a level. For 128 dims of K5,
+// operations on vectors of 64 bytes:
 //
 //   centring, and the sum of squares in double      64
 //   signs and scale, transform                     104

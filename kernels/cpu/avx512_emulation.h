@@ -24,7 +24,6 @@
 #include <simde/x86/avx512/min.h>
 #include <simde/x86/avx512/mov.h>
 #include <simde/x86/avx512/mul.h>
-#include <simde/x86/avx512/multishift.h>
 #include <simde/x86/avx512/or.h>
 #include <simde/x86/avx512/permutex2var.h>
 #include <simde/x86/avx512/permutexvar.h>
@@ -42,6 +41,7 @@
 #include <simde/x86/avx512/xor.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -121,6 +121,14 @@ static inline __m512i maskz_loadu_epi32(uint32_t mask, const void* from) {
     return word;
   });
 }
+/// Byte by byte: eight bits of the same eight bytes of x, from that bit on, round to the first again.
+/// SIMDe's shifts by 64 where a byte of `from` is 0.
+static inline __m512i multishift_epi64_epi8(__m512i from, __m512i x) {
+  return lanes<uint8_t, __m512i>([&](uint32_t i) {
+    const int bit = lane<uint8_t>(from, i) & 63;
+    return static_cast<uint8_t>(std::rotr(lane<uint64_t>(x, i / 8), bit));
+  });
+}
 /// Of the lanes that the mask names.
 static inline float mask_reduce_min_ps(uint32_t mask, __m512 x) {
   float least = std::numeric_limits<float>::infinity();
@@ -143,6 +151,7 @@ static inline float mask_reduce_min_ps(uint32_t mask, __m512 x) {
 #define _mm512_cvttps_epi32(x) polykv::emulated::cvttps_epi32(x)
 #define _mm512_cvtps_pd(x) polykv::emulated::cvtps_pd(x)
 #define _mm512_permute_ps(x, order) polykv::emulated::permute_ps(x, order)
+#define _mm512_multishift_epi64_epi8(from, x) polykv::emulated::multishift_epi64_epi8(from, x)
 #define _mm512_maskz_loadu_epi32(mask, from) polykv::emulated::maskz_loadu_epi32(mask, from)
 #define _mm512_mask_reduce_min_ps(mask, x) polykv::emulated::mask_reduce_min_ps(mask, x)
 #define _mm512_cvtps_ph(x, rounding) polykv::emulated::cvtps_ph(x)

@@ -48,6 +48,22 @@ TEST_CASE("narrowing to bytes keeps the low one, floats become integers towards 
   CHECK(whole[4] == 8388609);
 }
 
+TEST_CASE("bytes from any bit of eight bytes on") {
+  std::array<uint64_t, 8> x{};
+  std::array<uint8_t, 64> from{};
+  x.fill(0x8877665544332211U);
+  from[0] = 0;
+  from[1] = 8;
+  from[2] = 60;   // the last four bits, then the first four
+  from[3] = 204;  // only 204 % 64 = 12 counts
+  x[1] = 1;
+  from[8] = 63;
+  const auto bytes = lanes_of<uint8_t>(
+      _mm512_multishift_epi64_epi8(vector_of<__m512i>(from), vector_of<__m512i>(x)));
+  CHECK((bytes[0] == 0x11 && bytes[1] == 0x22 && bytes[2] == 0x18 && bytes[3] == 0x32));
+  CHECK((bytes[8] == 2 && bytes[9] == 1 && bytes[63] == 0x11));
+}
+
 TEST_CASE("a load with a mask reads only what the mask names") {
   const std::vector<uint32_t> two{7, 8};  // the address sanitizer would see a third being read
   const auto words = lanes_of<uint32_t>(_mm512_maskz_loadu_epi32(2, two.data()));

@@ -7,6 +7,7 @@
 #include "kernels/cpu/ops.h"
 #include "kernels/half.h"
 #include "tests/support/compare_paths.h"
+#include "tests/support/guarded_bytes.h"
 
 using namespace polykv;
 using namespace polykv::test;
@@ -21,7 +22,7 @@ struct RandomBlock {
   TensorRule rule;
   bool is_k;
   uint32_t dims;
-  std::vector<uint8_t> codes;
+  GuardedBytes codes;
   std::vector<float> gains;
   std::vector<float> means;
 
@@ -29,15 +30,20 @@ struct RandomBlock {
       : rule(tensor), is_k(of_k), dims(head_dim), codes(size_t{dims} * 8 * rule.bits) {
     std::mt19937_64 engine(dims * 16 + rule.bits);
     std::uniform_real_distribution<float> uniform(-1, 1);
-    for (uint8_t& code : codes) code = static_cast<uint8_t>(engine());
+    for (uint8_t& code : codes.span()) code = static_cast<uint8_t>(engine());
     for (uint32_t i = 0; i < kBlockTokens; ++i) gains.push_back(uniform(engine));
     gains[7] = 0;
     gains[20] = 1e30F;  // not in a half
     for (uint32_t i = 0; i < dims; ++i) means.push_back(20 * uniform(engine));
   }
   cpu::BlockCodes view(bool has_means) const {
-    return {rule,        is_k, codes.data(), dims, gains.data(), has_means ? means.data() : nullptr,
-            codes.data()};
+    return {rule,
+            is_k,
+            codes.span().data(),
+            dims,
+            gains.data(),
+            has_means ? means.data() : nullptr,
+            codes.span().data()};
   }
 };
 

@@ -291,3 +291,25 @@ TEST_CASE(
     }
   }
 }
+
+TEST_CASE("a value between two levels gets the lower one's code by every instruction set") {
+  const cpu::Ops* ops = GENERATE(&cpu::baseline_ops(), cpu::avx2_ops(), &cpu::ops());
+  if (ops == nullptr) return;
+  // All dims alike without turned signs: the transform leaves the first one and exact zeros.
+  for (uint32_t bits = kMinCodebookBits; bits <= kMaxCodebookBits; ++bits) {
+    for (const uint32_t dims : {16U, 64U, 112U, 256U}) {
+      INFO(ops->name << ": " << bits << " bits, " << dims << " dims");
+      const std::vector<float> row(dims, 0.75F);
+      std::vector<double> gains(kBlockTokens);
+      std::vector<uint8_t> codes(size_t{kBlockTokens} * dims);
+      ops->rotated_encode({row.data(), dims, 1, dims}, nullptr, {bits, true, false}, codes.data(),
+                          gains.data());
+      const uint32_t half = 1U << (bits - 1);
+      for_each_rotation_block(dims, [&](uint32_t first, uint32_t count) {
+        CHECK(codes[first] >= half);
+        const auto* begin = codes.data() + first;
+        CHECK(std::count(begin + 1, begin + count, half - 1) == count - 1);
+      });
+    }
+  }
+}

@@ -6,6 +6,8 @@
 #pragma once
 
 #define SIMDE_ENABLE_NATIVE_ALIASES
+// Loops that are unrolled give shifts their numbers; clang would refuse that before it unrolls them.
+#define SIMDE_NO_CHECK_IMMEDIATE_CONSTANT
 #include <simde/x86/avx512/abs.h>
 #include <simde/x86/avx512/add.h>
 #include <simde/x86/avx512/and.h>
@@ -139,6 +141,24 @@ static inline float mask_reduce_min_ps(uint32_t mask, __m512 x) {
 }
 
 }  // namespace polykv::emulated
+
+// Some are macros of a compiler.
+#undef _mm512_shuffle_f32x4
+#undef _mm512_cvtepi32_ps
+#undef _mm512_cvtepi8_epi32
+#undef _mm512_cvtepi32_epi8
+#undef _mm512_cvtepi32_epi16
+#undef _mm512_cvtepi32_epi8
+#undef _mm512_cvttps_epi32
+#undef _mm512_cvtps_pd
+#undef _mm512_permute_ps
+#undef _mm512_multishift_epi64_epi8
+#undef _mm512_maskz_loadu_epi32
+#undef _mm512_mask_reduce_min_ps
+#undef _mm512_cvtps_ph
+#undef _mm512_mask_sub_epi16
+#undef _mm512_mask_shuffle_epi32
+#undef _mm512_stream_si512
 
 // SIMDe has it, without this name.
 #define _mm512_shuffle_f32x4(a, b, order) simde_mm512_shuffle_f32x4(a, b, order)

@@ -310,7 +310,7 @@ TEST_CASE("a value between two levels gets the lower one's code by every instruc
   if (ops == nullptr) return;
   // All dims alike without turned signs: the transform leaves the first one and exact zeros.
   for (uint32_t bits = kMinCodebookBits; bits <= kMaxCodebookBits; ++bits) {
-    for (const uint32_t dims : {16U, 64U, 112U, 256U}) {
+    for (const uint32_t dims : {16U, 64U, 112U, 256U, 512U, 1024U}) {
       INFO(ops->name << ": " << bits << " bits, " << dims << " dims");
       const std::vector<float> row(dims, 0.75F);
       std::vector<double> gains(kBlockTokens);

@@ -3,21 +3,9 @@
 #if defined(__x86_64__)
 
 #ifdef POLYKV_EMULATE_AVX512
-// For tests on machines without it: the same functions in plain code (SIMDe).
-#define SIMDE_ENABLE_NATIVE_ALIASES
-#include <simde/x86/avx512/add.h>
-#include <simde/x86/avx512/and.h>
-#include <simde/x86/avx512/dpbusd.h>
-#include <simde/x86/avx512/loadu.h>
-#include <simde/x86/avx512/or.h>
-#include <simde/x86/avx512/permutexvar.h>
-#include <simde/x86/avx512/set1.h>
-#include <simde/x86/avx512/setzero.h>
-#include <simde/x86/avx512/slli.h>
-#include <simde/x86/avx512/srli.h>
-#include <simde/x86/avx512/store.h>
-#include <simde/x86/avx512/ternarylogic.h>
-#include <simde/x86/avx512/xor.h>
+// For tests on machines without it: the same functions in plain code.
+#include "kernels/cpu/avx512_emulation.h"
+// Behind it, as it needs the names that this sets.
 #include <simde/x86/f16c.h>
 #define POLYKV_TARGET
 #define POLYKV_INLINE inline
@@ -154,11 +142,7 @@ const AttendOps* emulated_avx512_attend_ops() {
 
 const AttendOps* avx512_attend_ops() {
   static constexpr AttendOps kOps = {"avx512", kWidth, pack_query, attend_block};
-  // The built-in also asks whether the kernel saves the wide registers.
-  static const bool usable =
-      avx2_ops() != nullptr && __builtin_cpu_supports("avx512f") &&
-      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
+  static const bool usable = avx512_ops() != nullptr && __builtin_cpu_supports("avx512vnni");
   return usable ? &kOps : nullptr;
 }
 

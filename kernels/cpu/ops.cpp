@@ -6,7 +6,9 @@ namespace polykv::cpu {
 
 const Ops& ops() {
   static const Ops& chosen = []() -> const Ops& {
-    const Ops* wide = cpu_choice() == CpuChoice::baseline ? nullptr : avx2_ops();
+    if (cpu_choice() == CpuChoice::baseline) return baseline_ops();
+    const Ops* wide = cpu_choice() == CpuChoice::avx2 ? nullptr : avx512_ops();
+    if (wide == nullptr) wide = avx2_ops();
     return wide != nullptr ? *wide : baseline_ops();
   }();
   return chosen;

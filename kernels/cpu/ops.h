@@ -101,11 +101,12 @@ struct Ops {
   void (*decode_block)(const BlockCodes& block, const RowsTarget& target);
 };
 
-/// The widest that this machine runs. POLYKV_CPU=baseline keeps to what every x86-64 (or other
-/// machine) has.
+/// The widest that this machine runs. POLYKV_CPU=avx2 keeps to that, POLYKV_CPU=baseline to what
+/// every x86-64 (or other machine) has.
 const Ops& ops();
 const Ops& baseline_ops();
-/// Null where the compiler's target or this machine has no AVX2.
+/// Null where the compiler's target or this machine has no AVX2, or no AVX-512 with VBMI.
 const Ops* avx2_ops();
+const Ops* avx512_ops();
 
 }  // namespace polykv::cpu

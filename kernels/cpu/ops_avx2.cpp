@@ -16,6 +16,7 @@ namespace {
 #include "kernels/cpu/ops_decode.inl"
 #include "kernels/cpu/ops_impl.inl"
 #include "kernels/cpu/ops_rotated.inl"
+#include "kernels/cpu/ops_rotated_encode.inl"
 #include "kernels/cpu/ops_table.inl"
 
 bool has_f16c() {

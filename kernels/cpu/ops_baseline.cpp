@@ -10,6 +10,7 @@ namespace polykv::cpu {
 namespace {
 #include "kernels/cpu/ops_impl.inl"
 #include "kernels/cpu/ops_rotated.inl"
+#include "kernels/cpu/ops_rotated_encode.inl"
 #include "kernels/cpu/ops_table.inl"
 }  // namespace
 

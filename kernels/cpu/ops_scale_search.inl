@@ -40,13 +40,20 @@ struct ScaleCells {
   static constexpr auto kCount = static_cast<uint32_t>(
       boundary(kHalf - 1) * kBook.scale(kScaleCandidates - 1) / kWidth + 2);
 
+  /// The lower one of the two levels, counted from the middle, to one of which a value of a cell is
+  /// nearest.
+  static constexpr uint32_t lower_level(uint32_t cell, uint32_t scale) {
+    uint32_t level = 0;
+    while (level + 1 < kHalf && boundary(level + 1) * kBook.scale(scale) <= cell * kWidth) ++level;
+    return level;
+  }
+
   static constexpr std::array<ScaleCell, kCount> kCells = [] {
     std::array<ScaleCell, kCount> cells{};
     for (uint32_t cell = 0; cell < kCount; ++cell) {
       for (uint32_t lane = 0; lane < kScaleCandidates; ++lane) {
         const double scale = kBook.scale(lane);
-        uint32_t level = 0;
-        while (level + 1 < kHalf && boundary(level + 1) * scale <= cell * kWidth) ++level;
+        const uint32_t level = lower_level(cell, lane);
         const uint32_t next = std::min(level + 1, kHalf - 1);
         cells[cell].lower[lane] = static_cast<float>(scale * kBook.levels[kHalf + level]);
         cells[cell].upper[lane] = static_cast<float>(scale * kBook.levels[kHalf + next]);
@@ -58,8 +65,8 @@ struct ScaleCells {
 
 /// Magnitudes of a row and the numbers of their cells.
 struct CelledRow {
-  alignas(32) float magnitudes[kMaxHeadDim];
-  alignas(32) uint32_t cells[kMaxHeadDim];
+  alignas(64) float magnitudes[kMaxHeadDim];
+  alignas(64) uint32_t cells[kMaxHeadDim];
 };
 
 POLYKV_TARGET inline void find_cells(const float* row, uint32_t dims, float cells_per_unit,

@@ -1,4 +1,4 @@
-// The functions of ops_impl.inl and ops_rotated.inl, behind them.
+// The functions of ops_impl.inl, ops_rotated.inl and ops_rotated_encode.inl, behind them.
 
 constexpr Ops kOps = {POLYKV_OPS_NAME,    f32_from_f16_loop,   f32_from_bf16_loop,
                       f16_from_f32_loop,  bf16_from_f32_loop,  max_abs_rows,

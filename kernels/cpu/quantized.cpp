@@ -42,6 +42,11 @@ bool for_each_block(BlockReader& reader, const LayerSlot& slot, Action action) {
   for (uint64_t block = 0; block < slot.block_count; ++block) {
     const uint64_t first = block * kBlockTokens;
     for (uint32_t head = 0; head < slot.geometry.kv_head_count; ++head) {
+      if (head + 1 < slot.geometry.kv_head_count) {
+        reader.expect(head + 1, first);
+      } else if (block + 1 < slot.block_count) {
+        reader.expect(0, first + kBlockTokens);
+      }
       const Rows rows = reader.read(head, first, block_rows(slot.token_count, block));
       if (!action(head, block, rows, head * slot.token_count + first)) return false;
     }

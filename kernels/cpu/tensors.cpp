@@ -2,8 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace polykv::cpu {
+
+namespace {
+constexpr size_t kLineBytes = 64;
+}
 
 void load_row(Dtype dtype, const void* row, float* out, uint32_t count) {
   if (dtype == Dtype::f32) {
@@ -28,17 +33,19 @@ void store_row(Dtype dtype, const float* row, void* out, uint32_t count) {
 Rows BlockReader::read(uint32_t head, uint64_t first_token, uint32_t count) {
   const Strides& strides = source_.strides;
   const uint32_t dims = source_.head_dim;
-  const auto element = [&](uint64_t token, uint32_t dim) {
-    return static_cast<const uint8_t*>(source_.data) +
-           reference::element_index(strides, head, token, dim) *
-               static_cast<int64_t>(dtype_size_bytes(source_.dtype));
-  };
+  const uint8_t* expected = std::exchange(expected_, nullptr);
   if (source_.dtype == Dtype::f32 && strides.dim == 1) {
-    return {reinterpret_cast<const float*>(element(first_token, 0)), strides.token, count, dims};
+    return {reinterpret_cast<const float*>(element(head, first_token, 0)), strides.token, count,
+            dims};
   }
   if (strides.dim == 1) {
+    const size_t row_bytes = dims * dtype_size_bytes(source_.dtype);
+    const int64_t step_bytes =
+        strides.token * static_cast<int64_t>(dtype_size_bytes(source_.dtype));
     for (uint32_t i = 0; i < count; ++i) {
-      load_row(source_.dtype, element(first_token + i, 0), &scratch_[size_t{i} * dims], dims);
+      for (size_t at = 0; expected != nullptr && at < row_bytes; at += kLineBytes)
+        __builtin_prefetch(expected + i * step_bytes + at);
+      load_row(source_.dtype, element(head, first_token + i, 0), &scratch_[size_t{i} * dims], dims);
     }
   } else {
     // Tokens in the inner loop: a transposed V has them side by side.

@@ -29,9 +29,19 @@ class BlockReader {
   explicit BlockReader(const SourceTensor& source)
       : source_(source), scratch_(size_t{kBlockTokens} * source.head_dim) {}
   Rows read(uint32_t head, uint64_t first_token, uint32_t count);
+  /// What is read after the next read, which fetches it from memory in between: where kv_heads are
+  /// side by side, a block's rows are too far apart for the machine to see that by itself.
+  void expect(uint32_t head, uint64_t first_token) { expected_ = element(head, first_token, 0); }
 
  private:
+  const uint8_t* element(uint32_t head, uint64_t token, uint32_t dim) const {
+    return static_cast<const uint8_t*>(source_.data) +
+           reference::element_index(source_.strides, head, token, dim) *
+               static_cast<int64_t>(dtype_size_bytes(source_.dtype));
+  }
+
   SourceTensor source_;
+  const uint8_t* expected_ = nullptr;
   std::vector<float> scratch_;
 };
 

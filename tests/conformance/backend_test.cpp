@@ -1,11 +1,13 @@
 // The fast paths against the reference: the tolerances of docs/segment-format.md.
 #include <catch2/catch.hpp>
 #include <cstring>
+#include <random>
 
 #include "kernels/block_layout.h"
 #include "kernels/codec_rules.h"
 #include "kernels/cpu/ops.h"
 #include "tests/support/compare_paths.h"
+#include "tests/support/guarded_bytes.h"
 
 using namespace polykv;
 using namespace polykv::test;
@@ -129,6 +131,26 @@ TEST_CASE("values near the ends of fp32's range decode as the reference decodes 
   }
 }
 
+TEST_CASE("values near the ends of fp32's range are coded as by the reference, denormals too") {
+  for (const ProfileRule& rule : kProfileRules) {
+    for (const float scale : {0x1p-135F, 0x1p-128F, 0x1p-108F, 0x1p-60F, 0x1p100F, 0x1p116F}) {
+      INFO(profile_name(rule.profile) << ", values of " << scale);
+      LayerValues values = random_values({2, 128, 80, 0}, 70, 5);
+      for (float& value : values.k) value *= scale;
+      for (float& value : values.v) value *= scale;
+      const AlignedBytes bytes = encode(values, rule.profile, Backend::reference);
+      const AlignedBytes fast = encode(values, rule.profile, Backend::cpu);
+      for (const TensorPart& part :
+           {k_part(rule, values.geometry), v_part(rule, values.geometry)}) {
+        const Differences found =
+            compare(values, open_segment(bytes).layer(0), open_segment(fast).layer(0), part);
+        CHECK(found.far == 0);
+        CHECK(found.codes <= 2);
+      }
+    }
+  }
+}
+
 TEST_CASE("encoding twice gives the same bytes") {
   const LayerValues values = random_values(kGeometries[0], 333, 5);
   for (const Profile profile : kAllProfiles) {
@@ -203,8 +225,9 @@ TEST_CASE(
 TEST_CASE("the instruction set can be held back, and gives the same results") {
   const LayerGeometry geometry{1, 64, 64, 0};
   const LayerValues values = random_values(geometry, 64, 7);
-  const cpu::Ops* wide = cpu::avx2_ops();
+  const cpu::Ops* wide = GENERATE(cpu::avx2_ops(), &cpu::ops());
   if (wide == nullptr) return;
+  INFO(wide->name);
   const cpu::Ops& plain = cpu::baseline_ops();
   const cpu::Rows k{values.k.data(), 64, 64, 64};
   std::vector<float> a(64);
@@ -250,6 +273,56 @@ TEST_CASE("the instruction set can be held back, and gives the same results") {
       plain.v_pack(codes.data(), 64, bits, packed.data());
       wide->v_unpack(packed.data(), 64, bits, unpacked.data());
       CHECK(unpacked == codes);
+    }
+  }
+}
+
+TEST_CASE(
+    "codes are packed to the same bytes by every instruction set, and nothing else is touched") {
+  const cpu::Ops* wide = GENERATE(cpu::avx2_ops(), &cpu::ops());
+  if (wide == nullptr) return;
+  const cpu::Ops& plain = cpu::baseline_ops();
+  std::mt19937 engine(8);
+  for (uint32_t bits = kMinCodebookBits; bits <= kMaxCodebookBits; ++bits) {
+    for (const uint32_t dims : {16U, 48U, 64U, 80U, 96U, 112U, 128U, 192U, 256U, 1024U}) {
+      INFO(wide->name << ": " << bits << " bits, " << dims << " dims");
+      const GuardedBytes guarded(size_t{kBlockTokens} * dims);
+      const std::span<uint8_t> codes = guarded.span();
+      for (uint8_t& code : codes) code = static_cast<uint8_t>(engine() % (1U << bits));
+      const auto check = [&](auto pack_of, auto unpack_of) {
+        AlignedBytes want(size_t{8} * bits * dims);
+        const GuardedBytes got(want.span().size());
+        (plain.*pack_of)(codes.data(), dims, bits, want.span().data());
+        (wide->*pack_of)(codes.data(), dims, bits, got.span().data());
+        CHECK(std::equal(want.span().begin(), want.span().end(), got.span().begin()));
+        std::vector<uint8_t> unpacked(codes.size());
+        (wide->*unpack_of)(got.span().data(), dims, bits, unpacked.data());
+        CHECK(std::equal(codes.begin(), codes.end(), unpacked.begin()));
+      };
+      if (bits > 3) check(&cpu::Ops::k_pack, &cpu::Ops::k_unpack);
+      if (bits < 6) check(&cpu::Ops::v_pack, &cpu::Ops::v_unpack);
+    }
+  }
+}
+
+TEST_CASE("a value between two levels gets the lower one's code by every instruction set") {
+  const cpu::Ops* ops = GENERATE(&cpu::baseline_ops(), cpu::avx2_ops(), &cpu::ops());
+  if (ops == nullptr) return;
+  // All dims alike without turned signs: the transform leaves the first one and exact zeros.
+  for (uint32_t bits = kMinCodebookBits; bits <= kMaxCodebookBits; ++bits) {
+    for (const uint32_t dims : {16U, 64U, 112U, 256U, 512U, 1024U}) {
+      INFO(ops->name << ": " << bits << " bits, " << dims << " dims");
+      const std::vector<float> row(dims, 0.75F);
+      std::vector<double> gains(kBlockTokens);
+      std::vector<uint8_t> codes(size_t{kBlockTokens} * dims);
+      ops->rotated_encode({row.data(), dims, 1, dims}, nullptr, {bits, true, false}, codes.data(),
+                          gains.data());
+      const uint32_t half = 1U << (bits - 1);
+      for_each_rotation_block(dims, [&](uint32_t first, uint32_t count) {
+        CHECK(codes[first] >= half);
+        const auto* begin = codes.data() + first;
+        CHECK(std::count(begin + 1, begin + count, half - 1) == count - 1);
+      });
     }
   }
 }

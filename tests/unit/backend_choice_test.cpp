@@ -17,7 +17,9 @@ TEST_CASE("POLYKV_CPU chooses the backend and holds back the instruction set") {
   CHECK(codec_for(Profile::k8v8) == codec_for(Profile::k8v8, active_backend()));
   CHECK(codec_for(Profile::k8v8, Backend::cpu) != codec_for(Profile::k8v8, Backend::reference));
   const bool plain = choice == "baseline" || cpu::avx2_ops() == nullptr;
-  CHECK(&cpu::ops() == (plain ? &cpu::baseline_ops() : cpu::avx2_ops()));
+  const cpu::Ops* wide = choice == "avx2" ? nullptr : cpu::avx512_ops();
+  if (wide == nullptr) wide = cpu::avx2_ops();
+  CHECK(&cpu::ops() == (plain ? &cpu::baseline_ops() : wide));
   CHECK((cpu::attend_ops() == nullptr) == plain);
   if (choice == "avx2") CHECK(cpu::attend_ops() == cpu::avx2_attend_ops());
   CHECK((unknown_cpu_choice() != nullptr) == (choice == "avx9"));

@@ -18,6 +18,9 @@ struct ConfiguredModel {
 /// Where segments are; automatic: cuda where it works, else memfd.
 enum class BackingKind { memfd, cuda, automatic };
 
+/// What polykv-prefill computes with; automatic: a GPU where its libtorch has CUDA and there is one. The numbers are the wire's.
+enum class WorkerDevice : uint8_t { automatic = 0, cpu = 1, cuda = 2 };
+
 enum class PeerPidfd {
   automatic,  // the kernel's, where it knows SO_PEERPIDFD
   client,     // the one sent with Hello, as on kernels before 6.5
@@ -56,6 +59,7 @@ struct Options {
   uint64_t worker_memory_limit_bytes = 0;  // 0: what the machine has free
   uint64_t worker_threads = 0;             // 0: as many as processors
   int64_t worker_idle_ms = 300'000;
+  WorkerDevice worker_device = WorkerDevice::automatic;
 
   std::vector<ConfiguredModel> models;
 

@@ -12,6 +12,13 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#if __has_include(<torch/headeronly/version.h>)
+#include <torch/headeronly/version.h>
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 9
+#include <c10/core/CachingDeviceAllocator.h>
+#define POLYKV_CAN_RELEASE_UNUSED 1
+#endif
+#endif
 #if __has_include(<ATen/ops/scaled_dot_product_attention.h>)
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/zeros.h>
@@ -273,6 +280,16 @@ Status TensorPass::synchronize() {
     if (s.device.is_cpu()) return;
     c10::impl::VirtualGuardImpl(s.device.type()).getStream(s.device).synchronize();
   });
+}
+
+void release_unused([[maybe_unused]] const TorchDevice& device) {
+#ifdef POLYKV_CAN_RELEASE_UNUSED
+  if (!device.is_cuda) return;
+  // A device that does not work any more says so to whoever needs it next.
+  static_cast<void>(guarded("release unused memory", at_device(device), [] {
+                      c10::getDeviceAllocator(c10::DeviceType::CUDA)->emptyCache();
+                    }).is_ok());
+#endif
 }
 
 Status warm_up_tensors(const TorchDevice& where) {

@@ -79,6 +79,10 @@ class TensorPass {
   std::unique_ptr<State> state_;
 };
 
+/// Gives back what torch's allocator keeps of finished work, so that the device's free memory is what the next document
+/// has. Before torch 2.9 there is no word for it: what is kept is used again, but looks used.
+void release_unused(const TorchDevice& device);
+
 /// Does once what torch does at its first use of the device and would be refused later: context, library handles and
 /// kernels of a small pass.
 Status warm_up_tensors(const TorchDevice& device);

@@ -38,7 +38,7 @@ std::string torch_folder() {
 
 }  // namespace
 
-Result<TorchDevice> open_torch_gpu(int index) {
+Status load_torch_gpu() {
   const std::string folder = torch_folder();
   const std::string path = folder + kWanted;
   if (folder.empty() || ::access(path.c_str(), F_OK) != 0) {
@@ -46,25 +46,25 @@ Result<TorchDevice> open_torch_gpu(int index) {
         "the libtorch in " + (folder.empty() ? "this process" : folder) + " has no " + kWanted +
         "; build polykv with a torch that has CUDA, such as pip's (CMAKE_PREFIX_PATH=.../torch)");
   }
-  if (::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL | RTLD_NODELETE) == nullptr) {
-    const char* why = ::dlerror();  // NOLINT(concurrency-mt-unsafe): of this thread
-    return unsupported(why == nullptr ? path + " cannot be loaded" : why);
-  }
+  if (::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL | RTLD_NODELETE) != nullptr)
+    return Status::ok();
+  const char* why = ::dlerror();  // NOLINT(concurrency-mt-unsafe): of this thread
+  return unsupported(why == nullptr ? path + " cannot be loaded" : why);
+}
+
+Result<TorchDevice> torch_gpu(int index) {
   try {
     if (!c10::impl::hasDeviceGuardImpl(c10::DeviceType::CUDA))
-      return unsupported(path + " was loaded, but offers no CUDA device");
+      return unsupported("libtorch has no CUDA device");
     const int count = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).deviceCount();
-    if (index >= count) {
-      return unsupported(
-          format("%s sees %d GPUs, and number %d is wanted; see nvidia-smi and "
-                 "CUDA_VISIBLE_DEVICES",
-                 path.c_str(), count, index));
-    }
+    if (index < count) return TorchDevice{true, index};
+    return unsupported(format(
+        "libtorch sees %d GPUs, and number %d is wanted; see nvidia-smi and CUDA_VISIBLE_DEVICES",
+        count, index));
   } catch (const std::exception& error) {
     const std::string text = error.what();
     return unsupported(text.substr(0, text.find('\n')));
   }
-  return TorchDevice{true, index};
 }
 
 }  // namespace polykv

@@ -13,8 +13,10 @@ struct TorchDevice {
   int index = 0;        // CUDA's number in this process
 };
 
-/// Loads libtorch_cuda, for good, and asks it for the device. POLYKV_ERR_UNSUPPORTED says why there is none. Tests link
-/// another one, whose device is host memory.
-Result<TorchDevice> open_torch_gpu(int index);
+/// Loads libtorch_cuda, for good. POLYKV_ERR_UNSUPPORTED says why it cannot be. Tests link others of both functions, whose
+/// device is host memory.
+Status load_torch_gpu();
+/// After load_torch_gpu(): the device, if torch sees it. POLYKV_ERR_UNSUPPORTED.
+Result<TorchDevice> torch_gpu(int index);
 
 }  // namespace polykv

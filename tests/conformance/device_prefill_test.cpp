@@ -1,6 +1,6 @@
 // The forward pass on tensors of a device against the one on the processor: the same K, V, queries and logits to within
-// rounding. The device is emulated (tests/support/device_place.h): what is checked is the pass itself and how it uses device
-// memory, and not CUDA's products.
+// rounding. Where the device is emulated (tests/support/device_place.h), what is checked is the pass itself and how it uses
+// device memory, and not CUDA's products; the same program is linked for a real GPU too.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <thread>
@@ -19,9 +19,15 @@ namespace {
 
 // Norm of the difference / norm of the reference. Both passes round in fp32 in orders of their own: measured are up to
 // 1.4e-7 with the tiny model's two layers and 2.7e-6 with the thirty of SmolLM2, through which differences grow. Products in
-// TF32, a wrong angle or a key too many are off by 1e-3 and more.
+// TF32, a wrong angle or a key too many are off by 1e-3 and more. A GPU's exponentials and divisions are less exact than the
+// processor's by a few units; nothing is measured there yet.
+#ifdef POLYKV_ON_EMULATION
 constexpr double kTinyTolerance = 1e-6;
 constexpr double kSmolTolerance = 2e-5;
+#else
+constexpr double kTinyTolerance = 1e-5;
+constexpr double kSmolTolerance = 1e-4;
+#endif
 
 double relative_error(const float* values, const float* expected, size_t count) {
   double difference = 0;
@@ -38,14 +44,14 @@ double relative_error(const float* values, const float* expected, size_t count) 
 struct Passes {
   explicit Passes(const Weights& given, const DevicePassSettings& settings = {})
       : host(std::make_shared<const Weights>(given)),
-        device(DeviceTransformer::create(given, EmulatedPlace::place(), settings).value()) {}
+        device(DeviceTransformer::create(given, TestPlace::place(), settings).value()) {}
 
   const ModelConfig& config() const { return host.config(); }
   KvCache host_cache(uint32_t capacity) const {
     return KvCache::create(config(), capacity).value();
   }
   DeviceKvCache device_cache(uint32_t capacity) const {
-    return DeviceKvCache::create(EmulatedPlace::place(), config(), capacity).value();
+    return DeviceKvCache::create(TestPlace::place(), config(), capacity).value();
   }
 
   Transformer host;
@@ -103,7 +109,7 @@ std::vector<uint32_t> ids_of(size_t count, uint32_t vocabulary) {
 }
 
 struct NoViolation {
-  ~NoViolation() { CHECK(EmulatedPlace::device().violations().empty()); }
+  ~NoViolation() { CHECK(TestPlace::violations().empty()); }
 };
 
 }  // namespace
@@ -231,12 +237,10 @@ TEST_CASE("a pass on the device can be cancelled, and the cache keeps the chunks
   CHECK(worst_error(cache, expected) <= kTinyTolerance);
 }
 
-TEST_CASE("what does not fit is refused with a code of its own, and device memory is given back") {
+TEST_CASE("what does not fit is refused with a code of its own") {
   const NoViolation check;
-  const uint64_t free_before = EmulatedPlace::free_bytes();
+  Passes passes(tiny_weights());
   {
-    Passes passes(tiny_weights());
-    CHECK(EmulatedPlace::free_bytes() < free_before);
     DeviceKvCache cache = passes.device_cache(64);
     CHECK(passes.device->forward({}, cache, {}).code() == POLYKV_ERR_INVALID_ARGUMENT);
     const std::vector<uint32_t> ids(65, 5);
@@ -247,17 +251,29 @@ TEST_CASE("what does not fit is refused with a code of its own, and device memor
     CHECK(passes.device->forward(std::span(&no_such_id, 1), cache, {}).code() ==
           POLYKV_ERR_INVALID_ARGUMENT);
     CHECK(cache.token_count() == 0);
-    CHECK(DeviceKvCache::create(EmulatedPlace::place(), passes.config(), 0).status().code() ==
+    CHECK(DeviceKvCache::create(TestPlace::place(), passes.config(), 0).status().code() ==
           POLYKV_ERR_INVALID_ARGUMENT);
   }
-  CHECK(EmulatedPlace::free_bytes() == free_before);
-  EmulatedPlace::device().set_faults("out_of_memory");
-  const auto refused = DeviceTransformer::create(tiny_weights(), EmulatedPlace::place());
-  EmulatedPlace::device().set_faults("");
+}
+
+#ifdef POLYKV_ON_EMULATION
+TEST_CASE("device memory is given back, and an error when there is none") {
+  const NoViolation check;
+  const uint64_t free_before = TestPlace::free_bytes();
+  {
+    const Passes passes(tiny_weights());
+    const DeviceKvCache cache = passes.device_cache(64);
+    CHECK(TestPlace::free_bytes() < free_before);
+  }
+  CHECK(TestPlace::free_bytes() == free_before);
+  TestPlace::device().set_faults("out_of_memory");
+  const auto refused = DeviceTransformer::create(tiny_weights(), TestPlace::place());
+  TestPlace::device().set_faults("");
   CHECK(refused.status().code() == POLYKV_ERR_NO_MEMORY);
   CHECK(refused.status().message().find("the model's weights") != std::string::npos);
-  CHECK(EmulatedPlace::free_bytes() == free_before);
+  CHECK(TestPlace::free_bytes() == free_before);
 }
+#endif
 
 TEST_CASE("K, V and logits of SmolLM2 are the processor's", "[model]") {
   const NoViolation check;

@@ -1,5 +1,6 @@
 // polykvd with a worker that computes on a GPU: an emulated one, whose memory the tensors are in and whose kernels encode
-// from there. What its documents decode to is compared with those of the real worker on the processor.
+// from there. What its documents decode to is compared with those of the real worker on the processor. The same program is
+// built for this machine's GPU, with the real worker in its sandbox; where that has none it exits with 77.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <vector>
@@ -8,13 +9,21 @@
 #include "tests/support/cuda_bench.h"
 #include "tests/support/gguf_builder.h"
 #include "tests/support/ingest_bench.h"
+#include "tests/support/run_program.h"
 
 using namespace polykv;
 using namespace polykv::test;
 
 namespace {
 
-using Flags = std::vector<std::string>;
+/// A program that was taken to another machine finds others elsewhere than where they were built.
+std::string path_or(const char* name, const char* built) {
+  const char* elsewhere = std::getenv(name);
+  return elsewhere == nullptr ? built : elsewhere;
+}
+std::string real_worker() {
+  return path_or("POLYKV_TEST_PREFILL", POLYKV_PREFILL_PATH);
+}
 
 std::string model_file() {
   static const TemporaryFolder folder;
@@ -28,23 +37,50 @@ std::string model_file() {
 
 /// The worker on the processor, and documents in host memory.
 const IngestBench& host_bench() {
-  static const IngestBench bench(POLYKV_PREFILL_PATH, model_file(), {"--worker-device", "cpu"});
+  static const IngestBench bench(real_worker(), model_file(), {"--worker-device", "cpu"});
   return bench;
 }
 
+#ifdef POLYKV_ON_EMULATION
+
 struct GpuBench : private CudaBench, public IngestBench {
-  explicit GpuBench(const std::string& backing, Flags flags = {},
+  explicit GpuBench(const std::string& backing, const std::string& choice = "cuda",
                     const std::string& worker = POLYKV_PREFILL_ON_EMULATED_GPU)
       : IngestBench(worker, model_file(),
-                    EmulatedDevice::flags(with_device(std::move(flags)), backing)) {}
+                    EmulatedDevice::flags({"--worker-device", choice}, backing)) {}
   using CudaBench::device;
-
- private:
-  static Flags with_device(Flags flags) {
-    if (flags.empty()) flags = {"--worker-device", "cuda"};
-    return flags;
-  }
+  uint64_t open_total() const { return device().state()->open_total; }
 };
+
+#else
+
+std::string library_path() {
+  return path_or("POLYKV_TEST_CUDA_LIBRARY", POLYKV_CUDA_LIBRARY_PATH);
+}
+
+/// What the worker itself finds, in a process of its own.
+const bool kHasGpu = [] {
+  ::setenv("POLYKV_CUDA_LIBRARY", library_path().c_str(), 1);
+  const ProgramRun run = run_program(real_worker(), {"--self-check"});
+  if (contains(run.output, "\"uses_gpu\": true")) return true;
+  const size_t why = run.output.find("\"computes_on\"");
+  std::printf("unavailable: %s%s\n",
+              why == run.output.npos
+                  ? "polykv-prefill --self-check does not run: "
+                  : run.output.substr(why, run.output.find('\n', why) - why).c_str(),
+              run.errors.c_str());
+  std::fflush(stdout);
+  std::_Exit(77);
+}();
+
+struct GpuBench : public IngestBench {
+  explicit GpuBench(const std::string& backing)
+      : IngestBench(real_worker(), model_file(),
+                    {"--worker-device", "cuda", "--backing", backing, "--budget", "256MiB",
+                     "--cuda-library", library_path(), "--cuda-reserve", "0"}) {}
+};
+
+#endif
 
 /// No two tokens in a row are alike, and nothing merges.
 std::string text_of(size_t token_count, char first = 'A') {
@@ -118,15 +154,20 @@ TEST_CASE("what a worker on a GPU publishes decodes to what one on the processor
   const std::string backing = GENERATE("cuda", "memfd");
   const GpuBench bench(backing);
   for (const Profile profile : {Profile::exact, Profile::k5v4, Profile::automatic}) {
+    if (backing == "memfd" && profile == Profile::automatic) continue;  // nothing new, and slow
     INFO(profile_name(profile) << " in " << backing);
     lib::IngestRequest request;
     request.profile = profile;
-    const uint64_t opened = bench.device().state()->open_total;
+#ifdef POLYKV_ON_EMULATION
+    const uint64_t opened = bench.open_total();
+#endif
     const IngestResult ours = bench.ingest(request, text_of(700));
     REQUIRE(message_of(ours) == "");
     CHECK((*ours)->document().layers[0].query_count == kCertificateQueries);
+#ifdef POLYKV_ON_EMULATION
     // The worker had the segment's own memory open, and polykvd copied nothing.
-    CHECK(bench.device().state()->open_total == opened + (backing == "cuda" ? 1 : 0));
+    CHECK(bench.open_total() == opened + (backing == "cuda" ? 1 : 0));
+#endif
     const IngestResult expected = host_bench().ingest(request, text_of(700));
     REQUIRE(message_of(expected) == "");
     compare(**ours, **expected);
@@ -168,6 +209,19 @@ TEST_CASE("a worker on a GPU goes on behind what is sealed, wherever documents a
   compare(**recomputed, *must(host_bench().ingest(request, another)));
 }
 
+TEST_CASE("a long prefix in host memory reaches the GPU in parts") {
+  const GpuBench bench("memfd");
+  lib::IngestRequest request;
+  request.profile = Profile::exact;
+  const std::string longer = text_of(4400, 'F') + text_of(100, 'G');
+  for (const IngestBench* either : {static_cast<const IngestBench*>(&bench), &host_bench()})
+    REQUIRE(message_of(either->ingest(request, longer.substr(0, 4400))) == "");
+  const IngestResult ours = bench.ingest(request, longer);
+  REQUIRE(message_of(ours) == "");
+  CHECK(bench.status().tokens_prefilled_total == 4400 + 4500 - 4400 / 256 * 256);
+  compare(**ours, *must(host_bench().ingest(request, longer)));
+}
+
 TEST_CASE("a profile without a kernel is encoded on the processor, from the GPU's tensors") {
   const GpuBench bench("cuda");
   lib::IngestRequest request;
@@ -176,6 +230,8 @@ TEST_CASE("a profile without a kernel is encoded on the processor, from the GPU'
   REQUIRE(message_of(ours) == "");
   compare(**ours, *must(host_bench().ingest(request, text_of(300))));
 }
+
+#ifdef POLYKV_ON_EMULATION
 
 TEST_CASE(
     "a document that does not fit the GPU is refused before it is computed, and others go on") {
@@ -198,6 +254,21 @@ TEST_CASE(
   CHECK(message_of(bench.ingest(text_of(120))) == "");
 }
 
+TEST_CASE("a worker on the processor computes again what is sealed in device memory") {
+  const GpuBench bench("cuda", "cpu", real_worker());
+  lib::IngestRequest request;
+  request.profile = Profile::exact;
+  const std::string longer = text_of(300, 'H') + text_of(100, 'I');
+  for (const IngestBench* either : {static_cast<const IngestBench*>(&bench), &host_bench()})
+    REQUIRE(message_of(either->ingest(request, longer.substr(0, 300))) == "");
+  const IngestResult ours = bench.ingest(request, longer);
+  REQUIRE(message_of(ours) == "");
+  CHECK(bench.status().tokens_prefilled_total == 300 + 400);
+  CHECK((*ours)->document().segment_count == 2);
+  CHECK((*ours)->prefix_treatment() == PrefixTreatment::recomputed);
+  compare(**ours, *must(host_bench().ingest(request, longer)));
+}
+
 TEST_CASE("a worker that lost its GPU says so and goes, and the next one computes") {
   const GpuBench bench("memfd");
   REQUIRE(message_of(bench.ingest(text_of(50))) == "");
@@ -217,16 +288,18 @@ TEST_CASE("a worker that lost its GPU says so and goes, and the next one compute
 
 TEST_CASE("what is configured decides: a GPU that is not there is an error, or a reason") {
   // The real worker: whichever libtorch it is built with, no GPU of the emulation's is known to it.
-  const GpuBench strict("memfd", {}, POLYKV_PREFILL_PATH);
+  const GpuBench strict("memfd", "cuda", real_worker());
   const std::string refused = message_of(strict.ingest(text_of(20)));
   INFO(refused);
   CHECK(contains(refused, "worker.device is cuda"));
   CHECK(contains(refused, "use a GPU"));
 
-  const GpuBench automatic("memfd", {"--worker-device", "auto"}, POLYKV_PREFILL_PATH);
+  const GpuBench automatic("memfd", "auto", real_worker());
   CHECK(message_of(automatic.ingest(text_of(20))) == "");
   CHECK(contains(automatic.polykvd().log(), "no GPU: use a GPU"));
   // `cpu` does not even look.
-  const GpuBench cpu("memfd", {"--worker-device", "cpu"});
+  const GpuBench cpu("memfd", "cpu");
   CHECK(contains(message_of(cpu.ingest(text_of(20))), "for tests on an emulated GPU alone"));
 }
+
+#endif

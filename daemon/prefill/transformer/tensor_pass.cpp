@@ -31,6 +31,7 @@
 #include <cmath>
 #include <exception>
 #include <limits>
+#include <new>
 #include <string>
 
 namespace polykv {
@@ -41,6 +42,8 @@ Status failed(const char* operation, const std::exception& error) {
   const std::string text = error.what();
   const std::string cause =
       std::string(operation) + " on the device: " + text.substr(0, text.find('\n'));
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr)
+    return {POLYKV_ERR_NO_MEMORY, std::string(operation) + ": out of host memory"};
   if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr)
     return {POLYKV_ERR_NO_MEMORY, cause + "; free device memory or cut the document"};
   // What the driver reports may be of any earlier call, and mostly ends the context.

@@ -24,12 +24,14 @@ Status use_gpu_once(const GpuPlace& gpu) {
 namespace {
 
 Result<GpuPlace> start_gpu(const ComputerSettings& settings) {
-  // Of this process alone, and before its first thread that could read it: libclient looks for it there. Kernels are loaded
-  // when their library is, because what is loaded later may open files.
+  POLYKV_RETURN_IF_ERROR(load_torch_gpu());  // first: without it the driver need not be woken
+  // Of this process alone, whose other threads are idle. libclient looks for its library there; kernels are loaded when their
+  // library is, because what is loaded later may open files; and products in TF32 stay off whatever the machine's
+  // settings are, which the documents' identity rests on.
   if (!settings.cuda_library.empty())
     ::setenv("POLYKV_CUDA_LIBRARY", settings.cuda_library.c_str(), 1);
   ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-  POLYKV_RETURN_IF_ERROR(load_torch_gpu());  // first: without it the driver need not be woken
+  ::setenv("NVIDIA_TF32_OVERRIDE", "0", 1);
   POLYKV_ASSIGN_OR_RETURN(device::Runtime* const runtime, lib::client_runtime(0));
   POLYKV_ASSIGN_OR_RETURN(const std::vector<device::DeviceInfo> devices, runtime->devices());
   GpuPlace gpu;

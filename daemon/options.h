@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/result.h"
+#include "include/internal/worker_device.h"
 
 namespace polykv::daemon {
 
@@ -17,9 +18,6 @@ struct ConfiguredModel {
 
 /// Where segments are; automatic: cuda where it works, else memfd.
 enum class BackingKind { memfd, cuda, automatic };
-
-/// What polykv-prefill computes with; automatic: a GPU where its libtorch has CUDA and there is one. The numbers are the wire's.
-enum class WorkerDevice : uint8_t { automatic = 0, cpu = 1, cuda = 2 };
 
 enum class PeerPidfd {
   automatic,  // the kernel's, where it knows SO_PEERPIDFD

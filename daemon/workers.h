@@ -22,9 +22,9 @@
 #include "daemon/core.h"
 #include "daemon/event_loop.h"
 #include "daemon/fingerprint_cache.h"
-#include "daemon/options.h"
 #include "daemon/server.h"
 #include "daemon/worker_process.h"
+#include "include/internal/worker_device.h"
 
 namespace polykv::daemon {
 

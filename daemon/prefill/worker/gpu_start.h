@@ -8,16 +8,14 @@
 #include "common/result.h"
 #include "daemon/prefill/worker/computer.h"
 #include "daemon/prefill/worker/gpu_computer.h"
+#include "include/internal/worker_device.h"
 
 namespace polykv {
 
-/// worker.device of polykvd's configuration. The numbers are the wire's.
-enum class WorkerDevice : uint8_t { automatic = 0, cpu = 1, cuda = 2 };
-
 struct ComputerSettings {
-  WorkerDevice device = WorkerDevice::automatic;
-  std::string cuda_library;       // polykv's; empty: the default
-  std::string gpu_uuid;           // empty: the first
+  WorkerDevice device = WorkerDevice::automatic;  // worker.device of polykvd's configuration
+  std::string cuda_library;                       // polykv's; empty: the default
+  std::string gpu_uuid;                           // empty: the first
   bool documents_on_gpu = false;  // polykvd keeps its documents in the memory of gpu_uuid
   uint32_t thread_count = 1;
   std::string host_description;  // of the processor, see Computer::description()

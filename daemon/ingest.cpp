@@ -38,6 +38,12 @@ WorkersConfig workers_config(const Options& options, const Core& core) {
   config.thread_count = options.worker_threads != 0
                             ? static_cast<uint32_t>(options.worker_threads)
                             : std::max(1U, std::thread::hardware_concurrency());
+  config.device = options.worker_device;
+  config.cuda_library = options.cuda_library;
+  const BackingFacts& backing = core.backing.facts();
+  config.documents_on_gpu = backing.is_cuda();
+  config.gpu_uuid =
+      backing.is_cuda() ? device::uuid_text(backing.device.uuid) : options.cuda_device;
   config.memory_limit_bytes = options.worker_memory_limit_bytes;
   config.idle_ms = options.worker_idle_ms;
   config.stall_deadline_ms = options.stall_deadline_ms;
@@ -158,8 +164,7 @@ Result<JobId> Ingest::submit(RequestKey key, const Session& session, const Reque
   spec.has_before_fd = request.has_before_fd();
   spec.profile = static_cast<uint32_t>(what.profile);
   spec.extends = what.extends;
-  // polykv-prefill cannot read device memory: what is shared is not stored again, but computed.
-  spec.recompute_prefix = request.recompute_prefix() || core_.backing.facts().is_cuda();
+  spec.recompute_prefix = request.recompute_prefix();
   spec.add_bos = request.add_bos();
   spec.parse_special = request.parse_special();
   spec.chat_head = request.chat_head();

@@ -109,6 +109,19 @@ Status apply_backing(Options& options, const std::string& text) {
   return Status::ok();
 }
 
+Status apply_worker_device(Options& options, const std::string& text) {
+  if (text == "auto") {
+    options.worker_device = WorkerDevice::automatic;
+  } else if (text == "cpu") {
+    options.worker_device = WorkerDevice::cpu;
+  } else if (text == "cuda") {
+    options.worker_device = WorkerDevice::cuda;
+  } else {
+    return bad("'" + text + "' is not auto, cpu or cuda");
+  }
+  return Status::ok();
+}
+
 Status apply_log_level(Options& options, const std::string& text) {
   constexpr std::array kLevels = {"trace", "debug", "info", "warn", "error", "off"};
   if (std::find(kLevels.begin(), kLevels.end(), text) == kLevels.end())
@@ -170,6 +183,9 @@ const std::vector<Setting>& settings() {
        bytes_into(&Options::worker_memory_limit_bytes)},
       {"worker.threads", "--worker-threads", "of polykv-prefill; 0: by processors",
        count_into(&Options::worker_threads, 0, 1024)},
+      {"worker.device", "--worker-device",
+       "what polykv-prefill computes with: cpu, cuda, or auto: a GPU where its libtorch has one",
+       apply_worker_device},
       {"worker.idle", "--worker-idle", "polykv-prefill exits after so long without work",
        duration_into(&Options::worker_idle_ms)},
   };

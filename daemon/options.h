@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/result.h"
+#include "include/internal/worker_device.h"
 
 namespace polykv::daemon {
 
@@ -56,6 +57,7 @@ struct Options {
   uint64_t worker_memory_limit_bytes = 0;  // 0: what the machine has free
   uint64_t worker_threads = 0;             // 0: as many as processors
   int64_t worker_idle_ms = 300'000;
+  WorkerDevice worker_device = WorkerDevice::automatic;
 
   std::vector<ConfiguredModel> models;
 

@@ -157,9 +157,12 @@ void Workers::send_settings(Worker& worker) {
   const auto name = builder.CreateString(worker.model.name);
   wire::Digest fingerprint{};
   if (known != nullptr) fingerprint = to_wire(known->fingerprint);
-  const auto body =
-      wire::CreateWorkerStart(builder, name, known != nullptr, &fingerprint, config_.thread_count,
-                              config_.memory_limit_bytes, config_.text_limit_bytes);
+  const auto library = builder.CreateString(config_.cuda_library);
+  const auto gpu = builder.CreateString(config_.gpu_uuid);
+  const auto body = wire::CreateWorkerStart(
+      builder, name, known != nullptr, &fingerprint, config_.thread_count,
+      config_.memory_limit_bytes, config_.text_limit_bytes, static_cast<uint8_t>(config_.device),
+      library, gpu, config_.documents_on_gpu);
   send_packet(server_, worker.session, builder, 0, body, {worker.model.file});
 }
 
@@ -218,8 +221,9 @@ void Workers::on_ready(Worker& worker, const wire::WorkerReady& ready) {
     fingerprints_.insert(worker.model.key, *identity);
   worker.identity = std::move(*identity);
   worker.state = State::ready;
-  log_info("polykv-prefill, pid %d, is ready with model %s; BLAS: %s", worker.process.pid(),
-           quoted_name(worker.model).c_str(), std::string(text_or_empty(ready.blas())).c_str());
+  log_info("polykv-prefill, pid %d, is ready with model %s; it computes with %s",
+           worker.process.pid(), quoted_name(worker.model).c_str(),
+           std::string(text_or_empty(ready.computer())).c_str());
   const auto waiters = std::exchange(worker.identify_waiters, {});
   const Result<ModelIdentity> told = *worker.identity;
   start_next_job(worker);

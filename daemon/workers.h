@@ -24,6 +24,7 @@
 #include "daemon/fingerprint_cache.h"
 #include "daemon/server.h"
 #include "daemon/worker_process.h"
+#include "include/internal/worker_device.h"
 
 namespace polykv::daemon {
 
@@ -67,6 +68,10 @@ struct JobCallbacks {
 struct WorkersConfig {
   std::string program;  // empty: find_worker_program()
   uint32_t thread_count = 1;
+  WorkerDevice device = WorkerDevice::automatic;
+  std::string cuda_library;
+  std::string gpu_uuid;             // to compute on; empty: the first
+  bool documents_on_gpu = false;    // they are in the memory of that one
   uint64_t memory_limit_bytes = 0;  // of each worker; 0: none
   /// What the daemon's control groups, which are the workers' as well, have left; asked for each
   /// job. Their limit kills, so it must not be reached. Empty: there is no limit.

@@ -147,6 +147,7 @@ std::vector<Finding> check_prefill() {
                         static_cast<unsigned long long>(facts.value("thread_count", uint64_t{0}))),
        sandbox ? "" : facts.value("sandbox_remedy", std::string("its sandbox fails")),
        POLYKV_ERR_WORKER},
+      {"prefill device", Health::info, facts.value("computes_on", std::string("unknown")), ""},
       {"blas", blas ? Health::good : Health::warning, facts.value("blas", std::string("unknown")),
        blas ? "" : facts.value("blas_remedy", std::string("install libopenblas0-openmp"))}};
 }

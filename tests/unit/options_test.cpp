@@ -43,6 +43,15 @@ TEST_CASE("durations have units, milliseconds without one") {
   for (const char* text : {"", "s", "5d", "9999999999h"}) CHECK(!parse_duration_ms(text).is_ok());
 }
 
+TEST_CASE("what polykv-prefill computes with can be chosen") {
+  CHECK(read_flags({})->worker_device == WorkerDevice::automatic);
+  CHECK(read_flags({"--worker-device", "cpu"})->worker_device == WorkerDevice::cpu);
+  Options options;
+  REQUIRE(apply_config(options, "[worker]\ndevice = \"cuda\"\n", "test.toml").is_ok());
+  CHECK(options.worker_device == WorkerDevice::cuda);
+  CHECK(contains(config_error("[worker]\ndevice = \"gpu\"\n"), "auto, cpu or cuda"));
+}
+
 TEST_CASE("a file sets what it names and leaves the rest") {
   Options options;
   const Status status = apply_config(options,

@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
@@ -199,6 +201,33 @@ TEST_CASE("the sandbox limits private memory to what was promised") {
         return map(size_t{32} << 20) && !map(size_t{1} << 30) && errno == ENOMEM;
       },
       limits));
+}
+
+TEST_CASE("with a GPU the sandbox lets its driver's requests through, and nothing else besides") {
+  // A terminal would take input for its shell by TIOCSTI.
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+  const UniqueFd reader(ends[0]), writer(ends[1]);
+  constexpr unsigned long kFrontend = 0xc0304627;  // as of /dev/nvidiactl: _IOWR('F', 0x27, ...)
+  const auto reaches_the_file = [&](unsigned long request) {
+    errno = 0;
+    return ::ioctl(reader.get(), request, nullptr) == -1 && errno == ENOTTY;
+  };
+  const auto refuses = [&](unsigned long request) {
+    return is_refused([&] { return ::ioctl(reader.get(), request, nullptr); });
+  };
+  const auto check = [&] {
+    return reaches_the_file(kFrontend) && reaches_the_file(0xffffffff00000000UL | kFrontend) &&
+           reaches_the_file(33) && reaches_the_file(0x30000001) && refuses(TIOCSTI) &&
+           refuses(TCSETS) && refuses(FIONREAD) && ::eventfd(0, EFD_CLOEXEC) >= 0 &&
+           is_refused([] { return ::open("/dev/null", O_RDWR); }) &&
+           is_refused([] { return ::socket(AF_UNIX, SOCK_STREAM, 0); }) &&
+           is_refused([] { return ::fork(); });
+  };
+  CHECK(holds_in_sandbox(check, {.uses_gpu = true}));
+  CHECK(holds_in_sandbox([&] {
+    return refuses(kFrontend) && refuses(33) && is_refused([] { return ::eventfd(0, 0); });
+  }));
 }
 
 TEST_CASE("the sandbox leaves no core file and cannot be traced") {

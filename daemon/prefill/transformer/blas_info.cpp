@@ -29,6 +29,13 @@ BlasInfo blas_info() {
   // alternative libblas.so.3.
   char resolved[PATH_MAX];
   info.description = realpath(where.dli_fname, resolved) != nullptr ? resolved : where.dli_fname;
+  if (info.description.find("/libtorch_cpu.so") != std::string::npos) {
+    // pip's torch has one within itself, and no alternative of the system's is asked.
+    info.description = "libtorch's own (" + info.description + ")";
+    info.is_good = true;
+    info.remedy.clear();
+    return info;
+  }
   using ConfigFunction = char*();
   using ParallelFunction = int();
   const auto config = reinterpret_cast<ConfigFunction*>(dlsym(RTLD_DEFAULT, "openblas_get_config"));

@@ -10,6 +10,7 @@
 
 #include "common/result.h"
 #include "daemon/prefill/model/model_config.h"
+#include "daemon/prefill/transformer/forward.h"
 
 namespace polykv {
 
@@ -27,6 +28,9 @@ class KvCache {
   uint32_t head_dim() const { return head_dim_; }
   uint32_t capacity_tokens() const { return capacity_tokens_; }
   uint32_t token_count() const { return token_count_; }
+  CacheShape shape() const {
+    return {layer_count_, kv_head_count_, head_dim_, capacity_tokens_, token_count_};
+  }
   /// Truncates, or declares tokens that the caller has written itself. At most capacity_tokens().
   void set_token_count(uint32_t token_count);
 

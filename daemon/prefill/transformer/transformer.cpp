@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cassert>
-#include <cmath>
 
 #include "daemon/prefill/transformer/attention.h"
 #include "daemon/prefill/transformer/blas.h"
+#include "daemon/prefill/transformer/rope.h"
 #include "daemon/prefill/transformer/row_kernels.h"
 
 namespace polykv {
@@ -31,20 +31,6 @@ struct RowSizes {
   size_t total() const { return 2 * embedding + qkv + heads + 3 * hidden; }
 };
 
-/// In fp32 step by step, as the models were trained and as everybody computes it: at position 8,000 the
-/// rounding of the inverse frequency turns an angle by up to 5e-4.
-std::vector<float> rope_frequencies(const ModelConfig& config) {
-  std::vector<float> frequencies(config.head_dim / 2);
-  for (size_t i = 0; i < frequencies.size(); ++i) {
-    const auto exponent = static_cast<float>(2 * i) / static_cast<float>(config.head_dim);
-    frequencies[i] =
-        1.0F / static_cast<float>(std::pow(config.rope.theta, static_cast<double>(exponent)));
-    if (config.rope.scaling == RopeScaling::linear)
-      frequencies[i] /= static_cast<float>(config.rope.scaling_factor);
-  }
-  return frequencies;
-}
-
 /// Runs body(row) for all rows on the team's threads.
 template <typename Body>
 void for_each_row(size_t row_count, uint32_t thread_count, const Body& body) {
@@ -52,11 +38,6 @@ void for_each_row(size_t row_count, uint32_t thread_count, const Body& body) {
 #pragma omp parallel for num_threads(static_cast <int>(thread_count)) \
     schedule(static) if (count >= 8)
   for (int64_t row = 0; row < count; ++row) body(static_cast<size_t>(row));
-}
-
-Status cancelled(const KvCache& cache) {
-  return {POLYKV_ERR_CANCELLED,
-          format("forward: cancelled; the cache has %u tokens", cache.token_count())};
 }
 
 }  // namespace
@@ -89,7 +70,6 @@ struct Transformer::State {
 
   const float* at(uint64_t offset) const { return weights->data() + offset; }
   void reserve(size_t row_count);
-  void turn_to(size_t first_position, size_t row_count);
   void embed(std::span<const uint32_t> ids);
   void normalise(size_t row_count, const float* input, const float* weight);
   void rotate_and_store(size_t row_count, KvCache& cache, uint32_t layer);
@@ -113,18 +93,6 @@ void Transformer::State::reserve(size_t row_count) {
   grow(hidden, sizes.hidden);
   grow(cosine, config.head_dim / 2);
   grow(sine, config.head_dim / 2);
-}
-
-/// RoPE's angles of the chunk's rows. Not kept for a whole document: an agent would hold megabytes of them.
-void Transformer::State::turn_to(size_t first_position, size_t row_count) {
-  const size_t half = config.head_dim / 2;
-  for (size_t row = 0; row < row_count; ++row) {
-    for (size_t i = 0; i < half; ++i) {
-      const float angle = static_cast<float>(first_position + row) * inverse_frequency[i];
-      cosine[row * half + i] = std::cos(angle);
-      sine[row * half + i] = std::sin(angle);
-    }
-  }
 }
 
 void Transformer::State::embed(std::span<const uint32_t> ids) {
@@ -202,9 +170,11 @@ Status Transformer::State::run_chunk(std::span<const uint32_t> ids, KvCache& cac
   const uint32_t first_position =
       first_key + (options.prefix != nullptr ? options.prefix->token_count() : 0);
   embed(ids);
-  turn_to(first_position, row_count);
+  // Not kept for a whole document: an agent would hold megabytes of them.
+  rope_angles(inverse_frequency, first_position, row_count, cosine.data(), sine.data());
   for (uint32_t i = 0; i < config.layer_count; ++i) {
-    if (options.between_layers && !options.between_layers()) return cancelled(cache);
+    if (options.between_layers && !options.between_layers())
+      return forward_cancelled(cache.token_count());
     const WeightsLayout::Layer& layer = weights->layout().layers[i];
     normalise(row_count, x.data(), at(layer.attn_norm));
     multiply_transposed(normed.data(), at(layer.qkv), qkv.data(), static_cast<int64_t>(row_count),
@@ -261,33 +231,9 @@ const ModelConfig& Transformer::config() const {
 Status Transformer::forward(std::span<const uint32_t> ids, KvCache& cache, std::span<float> logits,
                             const ForwardOptions& options) {
   const ModelConfig& config = state_->config;
-  const auto invalid = [](const std::string& cause) {
-    return Status(POLYKV_ERR_INVALID_ARGUMENT, "forward: " + cause);
-  };
-  if (ids.empty()) return invalid("no tokens; give at least one");
-  if (options.chunk_tokens == 0) return invalid("chunk_tokens is 0; give at least 1");
-  const bool all_rows = logits.size() == ids.size() * config.vocab_size;
-  if (!logits.empty() && !all_rows && logits.size() != config.vocab_size)
-    return invalid("logits are not of the vocabulary's size, once or for each token");
-  if (cache.layer_count() != config.layer_count || cache.kv_head_count() != config.kv_head_count ||
-      cache.head_dim() != config.head_dim) {
-    return invalid("the KV cache has another model's shape");
-  }
-  for (const uint32_t id : ids) {
-    if (id >= config.vocab_size) {
-      return invalid(format("token id %u is outside the vocabulary of %u", id, config.vocab_size));
-    }
-  }
+  POLYKV_RETURN_IF_ERROR(check_forward(config, ids, logits.size(), cache.shape(), options));
+  const bool all_rows = !logits.empty() && logits.size() == ids.size() * config.vocab_size;
   const uint64_t end = uint64_t{cache.token_count()} + ids.size();
-  const uint64_t sequence = end + (options.prefix != nullptr ? options.prefix->token_count() : 0);
-  if (sequence > config.context_length) {
-    return {
-        POLYKV_ERR_CONTEXT_EXCEEDED,
-        format(
-            "forward: %llu tokens are more than the model's context of %u; use a shorter document",
-            static_cast<unsigned long long>(sequence), config.context_length)};
-  }
-  if (end > cache.capacity_tokens()) return invalid("the KV cache is too small");
 
   state_->thread_count = process_threads.load(std::memory_order_relaxed);
   omp_set_num_threads(
@@ -307,7 +253,7 @@ Status Transformer::forward(std::span<const uint32_t> ids, KvCache& cache, std::
     }
     if (options.progress && !options.progress(cache.token_count(), static_cast<uint32_t>(end)) &&
         !is_last) {
-      return cancelled(cache);
+      return forward_cancelled(cache.token_count());
     }
   }
   return Status::ok();

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -14,46 +13,11 @@
 
 #include "common/result.h"
 #include "daemon/prefill/model/weights.h"
+#include "daemon/prefill/transformer/forward.h"
 #include "daemon/prefill/transformer/kv_cache.h"
-#include "daemon/prefill/transformer/prefix.h"
 
 namespace polykv {
 
-/// Q, K and V of a chunk's rows in one layer, in the middle of a forward(). Borrowed.
-struct LayerRows {
-  uint32_t layer = 0;
-  uint32_t first_position = 0;  // of the first row
-  size_t row_count = 0;
-  size_t stride = 0;   // floats between two rows
-  float* q = nullptr;  // [row, head * head_dim]
-  float* k = nullptr;  // [row, kv_head * head_dim]
-  float* v = nullptr;  // [row, kv_head * head_dim]
-};
-
-struct ForwardOptions {
-  uint32_t chunk_tokens =
-      512;  // rows that go through a layer together; results do not depend on it beyond rounding
-  /// After each chunk: tokens in the cache by now, of this call's end. false cancels:
-  /// POLYKV_ERR_CANCELLED, and the cache keeps the chunks that are done.
-  std::function<bool(uint32_t tokens_done, uint32_t tokens_total)> progress;
-  /// Between two layers of a chunk, for whoever must show signs of life on a slow machine. false
-  /// cancels, and the cache keeps the chunks that are done.
-  std::function<bool()> between_layers;
-  /// Tokens in front of the cache's, which then holds what follows them; null: none. Borrowed.
-  const Prefix* prefix = nullptr;
-  /// In each layer of each chunk, before the rotation and behind it. May change the rows; what the
-  /// cache holds was changed before the rotation.
-  std::function<void(const LayerRows&)> before_rope;
-  std::function<void(const LayerRows&)> after_rope;
-};
-
-/// What a prefill allocates, before it starts. The caller compares it with its limit.
-struct MemoryEstimate {
-  uint64_t weights_bytes = 0;
-  uint64_t kv_cache_bytes = 0;
-  uint64_t scratch_bytes = 0;
-  uint64_t total_bytes() const { return weights_bytes + kv_cache_bytes + scratch_bytes; }
-};
 MemoryEstimate estimate_memory(const ModelConfig& config, bool tied_output, uint32_t token_count,
                                uint32_t chunk_tokens);
 

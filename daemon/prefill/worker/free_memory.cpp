@@ -33,4 +33,8 @@ Result<uint64_t> FreeMemory::available_bytes() const {
   return kib * 1024;
 }
 
+std::string mebibytes(uint64_t bytes) {
+  return format("%llu MiB", static_cast<unsigned long long>((bytes + (1 << 20) - 1) >> 20));
+}
+
 }  // namespace polykv

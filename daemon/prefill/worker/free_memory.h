@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "common/fd.h"
 #include "common/result.h"
@@ -20,5 +21,8 @@ class FreeMemory {
  private:
   UniqueFd meminfo_;
 };
+
+/// "1234 MiB", rounded up.
+std::string mebibytes(uint64_t bytes);
 
 }  // namespace polykv

@@ -4,37 +4,24 @@
 
 #include "common/digest.h"
 #include "common/memfd.h"
-#include "daemon/prefill/worker/encode_segment.h"
 #include "daemon/prefill/worker/text_input.h"
 #include "libclient/acquire.h"
 
 namespace polykv {
 
-namespace {
-
-constexpr uint32_t kChunkOfPrefill = 512;  // tokens between two signs of life
-
-unsigned long long printable(uint64_t value) {
-  return value;
-}
-
-std::string mebibytes(uint64_t bytes) {
-  return format("%llu MiB", printable((bytes + (1 << 20) - 1) >> 20));
-}
-
-}  // namespace
-
-Job::Job(std::shared_ptr<lib::Session> session, PrefillModel& model, const FreeMemory& free_memory,
-         const JobLimits& limits, const wire::JobStart& start, std::vector<UniqueFd> fds)
+Job::Job(std::shared_ptr<lib::Session> session, const PrefillModel& model, Computer& computer,
+         const FreeMemory& free_memory, const JobLimits& limits, const wire::JobStart& start,
+         std::vector<UniqueFd> fds)
     : session_(std::move(session)),
       model_(model),
+      computer_(computer),
       free_memory_(free_memory),
       limits_(limits),
       job_(start.job()),
       profile_(static_cast<Profile>(start.profile())),
       has_text_(start.has_text_fd()),
       listed_token_count_(start.token_count()),
-      recompute_prefix_(start.recompute_prefix()),
+      recompute_prefix_(start.recompute_prefix() || !computer.reads_sealed()),
       control_group_free_bytes_(start.control_group_free_bytes()) {
   if (start.extends() != nullptr) extends_ = from_wire(*start.extends());
   how_.chat_head = start.chat_head();
@@ -61,15 +48,16 @@ Status Job::run_steps() {
   result_.digest = chain_digests(chain_root(model_.identity()), ids_).back();
 
   const auto token_count = static_cast<uint32_t>(ids_.size());
-  MemoryEstimate estimate = model_.estimate(token_count, kChunkOfPrefill);
-  estimate.scratch_bytes += LastQueries::size_bytes(model_.config()) +
-                            examination_bytes(estimate.kv_cache_bytes, token_count);
-  memory_bytes_ = estimate.total_bytes();
+  const auto segment_tokens = static_cast<uint32_t>(
+      is_single_segment(profile_) ? token_count
+                                  : std::min<uint64_t>(token_count, lib::kSegmentTokens));
+  const DocumentSize size{model_.config(), model_.has_tied_output(), token_count, segment_tokens};
+  memory_bytes_ = computer_.host_memory(size).total_bytes();
   POLYKV_RETURN_IF_ERROR(keep_alive(POLYKV_INGEST_TOKENIZING, 0));
 
   POLYKV_ASSIGN_OR_RETURN(const std::shared_ptr<lib::Publisher> publisher, acquire());
   if (publisher == nullptr) return Status::ok();
-  Status status = check_memory(estimate);
+  Status status = check_memory(size);
   if (status.is_ok()) status = load_weights(*publisher);
   if (status.is_ok()) status = prefill(*publisher);
   if (!status.is_ok()) publisher->abort();
@@ -177,8 +165,13 @@ Result<std::shared_ptr<lib::Publisher>> Job::acquire() {
   }
 }
 
-Status Job::check_memory(const MemoryEstimate& estimate) const {
-  const uint64_t there = model_.has_weights() ? estimate.weights_bytes : 0;
+Status Job::check_memory(const DocumentSize& size) const {
+  POLYKV_RETURN_IF_ERROR(check_host_memory(computer_.host_memory(size)));
+  return computer_.check_other_memory(size);
+}
+
+Status Job::check_host_memory(const MemoryEstimate& estimate) const {
+  const uint64_t there = computer_.has_weights() ? estimate.weights_bytes : 0;
   const uint64_t needed = estimate.total_bytes() - there;
   POLYKV_ASSIGN_OR_RETURN(uint64_t free, free_memory_.available_bytes());
   const char* whose = "this machine has";
@@ -204,7 +197,7 @@ Status Job::check_memory(const MemoryEstimate& estimate) const {
 }
 
 Status Job::load_weights(lib::Publisher& publisher) {
-  if (model_.has_weights()) return Status::ok();
+  if (computer_.has_weights()) return Status::ok();
   POLYKV_RETURN_IF_ERROR(keep_alive(POLYKV_INGEST_LOADING, 0));
   Status lost;
   const auto progress = [&, last = lib::Clock::now()](uint64_t, uint64_t) mutable {
@@ -215,42 +208,39 @@ Status Job::load_weights(lib::Publisher& publisher) {
     if (lost.is_ok()) lost = publisher.progress(0);
     return lost.is_ok();
   };
-  const Status loaded = model_.load_weights(limits_.thread_count, progress);
-  return lost.is_ok() ? loaded : lost;
+  Result<Weights> loaded = model_.load_weights(limits_.thread_count, progress);
+  POLYKV_RETURN_IF_ERROR(lost);
+  if (!loaded.is_ok()) return loaded.status();
+  return computer_.take_weights(std::move(*loaded));
 }
 
 /// What other documents, or a producer before us, sealed of this one: the new tokens attend to what
 /// it decodes to, as every agent does.
-Status Job::take_prefix(lib::Publisher& publisher, KvCache& cache) {
+Status Job::take_prefix(lib::Publisher& publisher, Computation& computation) {
   POLYKV_ASSIGN_OR_RETURN(const std::unique_ptr<lib::Lease> sealed, publisher.acquire_sealed());
-  const auto head_stride = static_cast<int64_t>(cache.head_stride());
-  const auto token_stride = static_cast<int64_t>(cache.token_stride());
-  lib::DecodeRequest request;
-  request.token_count = publisher.next_token();
-  request.k_strides = request.v_strides = {head_stride, token_stride, 1};
-  for (uint32_t layer = 0; layer < cache.layer_count(); ++layer) {
-    request.k = cache.k(layer);
-    request.v = cache.v(layer);
-    POLYKV_RETURN_IF_ERROR(sealed->decode(layer, request));
-    POLYKV_RETURN_IF_ERROR(keep_alive(POLYKV_INGEST_PREFILLING, publisher.next_token()));
+  const auto token_count = static_cast<uint32_t>(publisher.next_token());
+  for (uint32_t layer = 0; layer < sealed->layer_count(); ++layer) {
+    POLYKV_RETURN_IF_ERROR(computation.take_layer(*sealed, layer, token_count));
+    POLYKV_RETURN_IF_ERROR(keep_alive(POLYKV_INGEST_PREFILLING, token_count));
   }
-  cache.set_token_count(static_cast<uint32_t>(publisher.next_token()));
+  computation.set_token_count(token_count);
   return sealed->release();
 }
 
 Status Job::prefill(lib::Publisher& publisher) {
   const auto token_count = static_cast<uint32_t>(ids_.size());
-  POLYKV_ASSIGN_OR_RETURN(KvCache cache, KvCache::create(model_.config(), token_count));
+  POLYKV_ASSIGN_OR_RETURN(const std::unique_ptr<Computation> computation,
+                          computer_.begin(token_count));
   POLYKV_RETURN_IF_ERROR(
       keep_alive(POLYKV_INGEST_PREFILLING, recompute_prefix_ ? 0 : publisher.next_token()));
   if (publisher.next_token() > 0) {
     if (recompute_prefix_) {
       publisher.set_prefix_treatment(PrefixTreatment::recomputed);
     } else {
-      POLYKV_RETURN_IF_ERROR(take_prefix(publisher, cache));
+      POLYKV_RETURN_IF_ERROR(take_prefix(publisher, *computation));
     }
   }
-  const uint32_t taken = cache.token_count();
+  const uint32_t taken = computation->token_count();
   uint64_t position = taken;
   Status lost;
   lib::Clock::time_point last_sign = lib::Clock::now();
@@ -260,10 +250,8 @@ Status Job::prefill(lib::Publisher& publisher) {
     if (lost.is_ok()) lost = publisher.progress(position);
     return lost.is_ok();
   };
-  LastQueries queries(model_.config());
   ForwardOptions options;
-  options.after_rope = [&](const LayerRows& rows) { queries.keep(rows); };
-  options.chunk_tokens = kChunkOfPrefill;
+  options.chunk_tokens = kPrefillChunkTokens;
   options.progress = [&](uint32_t tokens_done, uint32_t) {
     position = tokens_done;
     result_.prefilled_tokens = position - taken;
@@ -274,35 +262,16 @@ Status Job::prefill(lib::Publisher& publisher) {
     const auto silent = lib::Clock::now() - last_sign;
     return silent < std::chrono::milliseconds(heartbeat_ms()) || show_life();
   };
-  while (cache.token_count() < token_count) {
+  while (computation->token_count() < token_count) {
+    const uint64_t done = computation->token_count();
     const uint64_t end = segment_end(publisher);
-    const std::span<const uint32_t> ids(ids_);
-    const Status computed = model_.transformer().forward(
-        ids.subspan(cache.token_count(), end - cache.token_count()), cache, {}, options);
+    const auto next = std::span<const uint32_t>(ids_).subspan(done, end - done);
+    const Status computed = computation->forward(next, options);
     POLYKV_RETURN_IF_ERROR(lost);
     POLYKV_RETURN_IF_ERROR(computed);
-    POLYKV_RETURN_IF_ERROR(
-        publish_segment(publisher, cache, queries, end - publisher.next_token()));
+    POLYKV_RETURN_IF_ERROR(computation->publish(publisher, end - publisher.next_token()));
   }
   return publisher.finish();
-}
-
-Status Job::publish_segment(lib::Publisher& publisher, const KvCache& cache,
-                            const LastQueries& queries, uint64_t token_count) {
-  POLYKV_RETURN_IF_ERROR(
-      examine_segment(publisher, cache, queries, token_count, limits_.thread_count));
-  POLYKV_ASSIGN_OR_RETURN(const std::unique_ptr<lib::OpenSegment> segment,
-                          publisher.begin_segment(token_count));
-  POLYKV_RETURN_IF_ERROR(encode_segment(*segment, cache, limits_.thread_count));
-  return segment->commit();
-}
-
-/// Each thread tries the encoding of a layer; at worst of all its K and V in fp32.
-uint64_t Job::examination_bytes(uint64_t kv_cache_bytes, uint64_t token_count) const {
-  const uint64_t segment_tokens =
-      is_single_segment(profile_) ? token_count : std::min(token_count, lib::kSegmentTokens);
-  return kv_cache_bytes / token_count * segment_tokens / model_.config().layer_count *
-         limits_.thread_count;
 }
 
 uint64_t Job::segment_end(const lib::Publisher& publisher) const {

@@ -8,7 +8,7 @@
 
 #include "common/fd.h"
 #include "common/result.h"
-#include "daemon/prefill/transformer/last_queries.h"
+#include "daemon/prefill/worker/computer.h"
 #include "daemon/prefill/worker/free_memory.h"
 #include "daemon/prefill/worker/prefill_model.h"
 #include "kernels/codec.h"
@@ -33,8 +33,9 @@ struct JobResult {
 class Job {
  public:
   /// `start` is copied; everything else is borrowed. `fds`: as JobStart says.
-  Job(std::shared_ptr<lib::Session> session, PrefillModel& model, const FreeMemory& free_memory,
-      const JobLimits& limits, const wire::JobStart& start, std::vector<UniqueFd> fds);
+  Job(std::shared_ptr<lib::Session> session, const PrefillModel& model, Computer& computer,
+      const FreeMemory& free_memory, const JobLimits& limits, const wire::JobStart& start,
+      std::vector<UniqueFd> fds);
 
   /// ERR_DAEMON_GONE and ERR_PROTOCOL in the result end the worker; everything else is the job's
   /// own affair.
@@ -47,14 +48,12 @@ class Job {
   Status check_ids() const;
   /// Null when the document is there already.
   Result<std::shared_ptr<lib::Publisher>> acquire();
-  Status check_memory(const MemoryEstimate& estimate) const;
+  Status check_memory(const DocumentSize& size) const;
+  Status check_host_memory(const MemoryEstimate& estimate) const;
   Status load_weights(lib::Publisher& publisher);
   Status read_base();
-  Status take_prefix(lib::Publisher& publisher, KvCache& cache);
+  Status take_prefix(lib::Publisher& publisher, Computation& computation);
   Status prefill(lib::Publisher& publisher);
-  Status publish_segment(lib::Publisher& publisher, const KvCache& cache,
-                         const LastQueries& queries, uint64_t token_count);
-  uint64_t examination_bytes(uint64_t kv_cache_bytes, uint64_t token_count) const;
   uint64_t segment_end(const lib::Publisher& publisher) const;
 
   Status report(polykv_ingest_phase phase, uint64_t tokens_done);
@@ -64,7 +63,8 @@ class Job {
   int64_t heartbeat_ms() const;
 
   std::shared_ptr<lib::Session> session_;
-  PrefillModel& model_;
+  const PrefillModel& model_;
+  Computer& computer_;
   const FreeMemory& free_memory_;
   JobLimits limits_;
 

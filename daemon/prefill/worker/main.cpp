@@ -18,6 +18,7 @@
 #include "common/fd.h"
 #include "daemon/prefill/transformer/transformer.h"
 #include "daemon/prefill/worker/free_memory.h"
+#include "daemon/prefill/worker/gpu_start.h"
 #include "daemon/prefill/worker/sandbox.h"
 #include "daemon/prefill/worker/warm_up.h"
 #include "daemon/prefill/worker/worker.h"
@@ -40,14 +41,27 @@ int self_check() {
   const Result<FreeMemory> free_memory = FreeMemory::open();
   warm_up(thread_count);
   const BlasInfo blas = blas_info();
-  Status sandbox = enter_sandbox({});
+  // What would be computed with, by itself: `automatic` always finds something.
+  ComputerSettings settings;
+  settings.thread_count = thread_count;
+  settings.host_description = "the processor";
+  const Result<ChosenComputer> chosen = choose_computer(settings);
+  if (!chosen.is_ok()) return report(chosen.status());
+  Status sandbox = enter_sandbox({.uses_gpu = chosen->gpu.has_value()});
   if (sandbox.is_ok() && (::open("/proc/self/exe", O_RDONLY | O_CLOEXEC) >= 0 || errno != EPERM)) {
     sandbox = {POLYKV_ERR_UNSUPPORTED, "check the sandbox: it lets a file be opened"};
   }
-  nlohmann::json facts = {
-      {"blas", blas.description},           {"blas_is_good", blas.is_good},
-      {"blas_remedy", blas.remedy},         {"thread_count", thread_count},
-      {"sandbox_is_good", sandbox.is_ok()}, {"sandbox_remedy", sandbox.message()}};
+  if (sandbox.is_ok() && chosen->gpu) {
+    sandbox = use_gpu_once(*chosen->gpu).with_context("check the sandbox: the GPU fails in it");
+  }
+  nlohmann::json facts = {{"blas", blas.description},
+                          {"blas_is_good", blas.is_good},
+                          {"blas_remedy", blas.remedy},
+                          {"thread_count", thread_count},
+                          {"sandbox_is_good", sandbox.is_ok()},
+                          {"sandbox_remedy", sandbox.message()},
+                          {"computes_on", chosen->computer->description()},
+                          {"uses_gpu", chosen->gpu.has_value()}};
   if (free_memory.is_ok()) {
     const Result<uint64_t> available = free_memory->available_bytes();
     if (available.is_ok()) facts["memory_available_bytes"] = *available;

@@ -1,6 +1,5 @@
 #include "daemon/prefill/worker/prefill_model.h"
 
-#include <cassert>
 #include <utility>
 
 namespace polykv {
@@ -23,21 +22,13 @@ Result<PrefillModel> PrefillModel::open(UniqueFd file, std::string name,
   return result;
 }
 
-MemoryEstimate PrefillModel::estimate(uint32_t token_count, uint32_t chunk_tokens) const {
-  const bool tied_output = model_->tensors().output == nullptr;
-  return estimate_memory(config(), tied_output, token_count, chunk_tokens);
-}
-
-Status PrefillModel::load_weights(uint32_t thread_count, const Weights::Progress& progress) {
-  if (has_weights()) return Status::ok();
+Result<Weights> PrefillModel::load_weights(uint32_t thread_count,
+                                           const Weights::Progress& progress) const {
   POLYKV_ASSIGN_OR_RETURN(Weights weights, Weights::load(*model_, thread_count, progress));
-  if (weights.fingerprint() != identity_.fingerprint) {
-    return {POLYKV_ERR_MODEL_FORMAT,
-            "load model " + quoted(model_->file().name()) +
-                ": the file was changed after it was identified; put the document once more"};
-  }
-  transformer_ = std::make_unique<Transformer>(std::make_shared<const Weights>(std::move(weights)));
-  return Status::ok();
+  if (weights.fingerprint() == identity_.fingerprint) return weights;
+  return {POLYKV_ERR_MODEL_FORMAT,
+          "load model " + quoted(model_->file().name()) +
+              ": the file was changed after it was identified; put the document once more"};
 }
 
 }  // namespace polykv

@@ -1,5 +1,5 @@
-// The model that this worker serves: identified at once, its weights loaded when the first document
-// has to be computed. One thread.
+// The model that this worker serves: identified at once, its weights read when the first document has
+// to be computed. One thread.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 #include "common/result.h"
 #include "daemon/prefill/model/model.h"
 #include "daemon/prefill/model/tokenizer.h"
-#include "daemon/prefill/transformer/transformer.h"
+#include "daemon/prefill/model/weights.h"
 #include "include/internal/geometry.h"
 
 namespace polykv {
@@ -28,14 +28,10 @@ class PrefillModel {
   const GgufFile& gguf() const { return model_->gguf(); }
   const Tokenizer& tokenizer() const { return *tokenizer_; }
 
-  /// What prefilling that many tokens takes in all, weights included.
-  MemoryEstimate estimate(uint32_t token_count, uint32_t chunk_tokens) const;
-  bool has_weights() const { return transformer_ != nullptr; }
-  /// Loads the weights unless they are there. `progress` false cancels. ERR_MODEL_FORMAT when the
-  /// file is not the one that was fingerprinted any more.
-  Status load_weights(uint32_t thread_count, const Weights::Progress& progress);
-  /// After load_weights().
-  Transformer& transformer() { return *transformer_; }
+  bool has_tied_output() const { return model_->tensors().output == nullptr; }
+  /// `progress` false cancels. ERR_MODEL_FORMAT when the file is not the one that was fingerprinted
+  /// any more.
+  Result<Weights> load_weights(uint32_t thread_count, const Weights::Progress& progress) const;
 
  private:
   PrefillModel() = default;
@@ -44,7 +40,6 @@ class PrefillModel {
   std::unique_ptr<Model> model_;
   std::unique_ptr<Tokenizer> tokenizer_;
   ModelIdentity identity_;
-  std::unique_ptr<Transformer> transformer_;
 };
 
 }  // namespace polykv

@@ -19,6 +19,8 @@ namespace {
 
 constexpr uint64_t kMemoryMarginBytes = uint64_t{256} << 20;  // stacks, allocator slack, text
 
+constexpr uint64_t kGpuDescriptors = 1024;  // a context alone has dozens open
+
 struct ReleaseFilter {
   void operator()(void* context) const { seccomp_release(context); }
 };
@@ -43,6 +45,43 @@ constexpr int kAllowed[] = {
     SCMP_SYS(clock_gettime), SCMP_SYS(clock_getres), SCMP_SYS(clock_nanosleep), SCMP_SYS(nanosleep),
     SCMP_SYS(gettimeofday), SCMP_SYS(getrandom), SCMP_SYS(getrusage), SCMP_SYS(sysinfo),
     SCMP_SYS(uname)};
+
+/// What a process with a running CUDA context needs besides, beside the ioctls below. What is known of NVIDIA's driver, from
+/// its open kernel modules and from others who confine it: it talks to the GPU by ioctls on descriptors that it opened when
+/// the context was made; device memory is allocated by these alone; it polls descriptors and eventfds of its own; and it
+/// opens a device file anew for each mapping of GPU memory into the host's address space, which pinned memory, streams
+/// and channels need. So all of those are made in the warm-up (gpu_start.cpp), and opening stays refused. It was not run
+/// on a GPU yet: `polykv-prefill --self-check` uses the GPU once more inside the sandbox and says whether it works.
+constexpr int kAllowedWithGpu[] = {
+    SCMP_SYS(eventfd2), SCMP_SYS(epoll_wait),    SCMP_SYS(epoll_pwait), SCMP_SYS(epoll_ctl),
+    SCMP_SYS(pipe2),    SCMP_SYS(mlock),         SCMP_SYS(munlock),     SCMP_SYS(mincore),
+    SCMP_SYS(mbind),    SCMP_SYS(get_mempolicy), SCMP_SYS(getcpu),      SCMP_SYS(membarrier),
+    SCMP_SYS(getuid),   SCMP_SYS(geteuid),       SCMP_SYS(getgid),      SCMP_SYS(getegid)};
+
+/// The driver's requests and no others: a filter cannot see which file a descriptor is of, and the terminal that may be
+/// standard error takes input for its shell by one. Masks leave out the upper half, which the kernel ignores.
+int add_gpu_rules(void* filter) {
+  struct Requests {
+    scmp_datum_t mask;
+    scmp_datum_t value;
+  };
+  constexpr Requests kRequests[] = {
+      {0x0000ff00, 0x4600},      // _IO*('F', ...) of /dev/nvidia*
+      {0xffffff00, 0},           // /dev/nvidia-uvm numbers its requests from 1
+      {0xfffffff0, 0x30000000},  // and two from 0x30000001
+  };
+  int error = 0;
+  for (const int call : kAllowedWithGpu) {
+    if (error == 0) error = seccomp_rule_add(filter, SCMP_ACT_ALLOW, call, 0);
+  }
+  for (const Requests& requests : kRequests) {
+    if (error == 0) {
+      error = seccomp_rule_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(ioctl), 1,
+                               SCMP_A1(SCMP_CMP_MASKED_EQ, requests.mask, requests.value));
+    }
+  }
+  return error;
+}
 
 int add_conditional_rules(void* filter) {
   int error = 0;
@@ -71,7 +110,7 @@ int add_conditional_rules(void* filter) {
   return error;
 }
 
-Status load_filter() {
+Status load_filter(bool uses_gpu) {
   const Filter filter(seccomp_init(SCMP_ACT_ERRNO(EPERM)));
   if (!filter) return {POLYKV_ERR_NO_MEMORY, "lock down polykv-prefill: no memory for its filter"};
   int error = 0;
@@ -79,6 +118,7 @@ Status load_filter() {
     if (error == 0) error = seccomp_rule_add(filter.get(), SCMP_ACT_ALLOW, call, 0);
   }
   if (error == 0) error = add_conditional_rules(filter.get());
+  if (error == 0 && uses_gpu) error = add_gpu_rules(filter.get());
   // Every thread, those of the warm-up as well.
   if (error == 0) error = seccomp_attr_set(filter.get(), SCMP_FLTATR_CTL_TSYNC, 1);
   if (error == 0) error = seccomp_load(filter.get());
@@ -125,11 +165,12 @@ Status enter_sandbox(const SandboxLimits& limits) {
     const uint64_t bytes = data_bytes() + limits.memory_bytes + kMemoryMarginBytes;
     POLYKV_RETURN_IF_ERROR(limit(RLIMIT_DATA, "RLIMIT_DATA", bytes));
   }
-  POLYKV_RETURN_IF_ERROR(limit(RLIMIT_NOFILE, "RLIMIT_NOFILE", limits.descriptor_count));
+  POLYKV_RETURN_IF_ERROR(limit(RLIMIT_NOFILE, "RLIMIT_NOFILE",
+                               limits.uses_gpu ? kGpuDescriptors : limits.descriptor_count));
   // A write beyond it is an error (EFBIG), not our death.
   if (::signal(SIGXFSZ, SIG_IGN) == SIG_ERR) return system_error("ignore SIGXFSZ", errno);
   POLYKV_RETURN_IF_ERROR(limit(RLIMIT_FSIZE, "RLIMIT_FSIZE", limits.file_bytes));
-  return load_filter();
+  return load_filter(limits.uses_gpu);
 }
 
 }  // namespace polykv

@@ -20,6 +20,8 @@ struct SandboxLimits {
   uint32_t descriptor_count = 64;
   /// Largest memfd that may be written with write(2) (RLIMIT_FSIZE).
   uint64_t file_bytes = uint64_t{64} << 20;
+  /// The process has a CUDA context: see the second list in sandbox.cpp. More descriptors are allowed as well.
+  bool uses_gpu = false;
 };
 
 /// Never to be undone, for all threads of the process, those that exist and those to come. Call it

@@ -8,6 +8,7 @@
 #include "common/wire.h"
 #include "daemon/prefill/transformer/transformer.h"
 #include "daemon/prefill/worker/free_memory.h"
+#include "daemon/prefill/worker/gpu_start.h"
 #include "daemon/prefill/worker/job.h"
 #include "daemon/prefill/worker/prefill_model.h"
 #include "daemon/prefill/worker/sandbox.h"
@@ -55,10 +56,27 @@ class Worker {
     POLYKV_ASSIGN_OR_RETURN(FreeMemory free_memory, FreeMemory::open());
     free_memory_ = std::make_unique<FreeMemory>(std::move(free_memory));
     warm_up(limits_.thread_count);
-    blas_ = blas_info().description;  // looks at files
-    const Status locked = enter_sandbox({.memory_bytes = limits_.memory_bytes});
+    Result<ChosenComputer> chosen = choose_computer(computer_settings());
+    if (!chosen.is_ok()) {
+      report_failure(chosen.status());
+      return chosen.status();
+    }
+    computer_ = std::move(chosen->computer);
+    const Status locked =
+        enter_sandbox({.memory_bytes = limits_.memory_bytes, .uses_gpu = chosen->gpu.has_value()});
     if (!locked.is_ok()) report_failure(locked);
     return locked;
+  }
+
+  ComputerSettings computer_settings() const {
+    ComputerSettings settings;
+    settings.device = static_cast<WorkerDevice>(settings_->device());
+    settings.cuda_library = text_or_empty(settings_->cuda_library());
+    settings.gpu_uuid = text_or_empty(settings_->gpu_uuid());
+    settings.documents_on_gpu = settings_->documents_on_gpu();
+    settings.thread_count = limits_.thread_count;
+    settings.host_description = blas_info().description;  // looks at files
+    return settings;
   }
 
   Result<PrefillModel> open_model() {
@@ -83,8 +101,8 @@ class Worker {
   Status report_ready(const PrefillModel& model) {
     flatbuffers::FlatBufferBuilder builder;
     const auto identity = to_wire(builder, model.identity());
-    const auto blas = builder.CreateString(blas_);
-    return session_->send(builder, wire::CreateWorkerReady(builder, identity, blas));
+    const auto computer = builder.CreateString(computer_->description());
+    return session_->send(builder, wire::CreateWorkerReady(builder, identity, computer));
   }
 
   Status serve(PrefillModel& model) {
@@ -100,12 +118,14 @@ class Worker {
       const JobResult result = run_job(model, *start, std::move(event->fds));
       if (ends_worker(result.status)) return result.status;
       POLYKV_RETURN_IF_ERROR(report_done(start->job(), result));
+      // Nothing on the GPU works any more in this process; the next one may find it well.
+      if (result.status.code() == POLYKV_ERR_DEVICE_LOST) return result.status;
     }
   }
 
   JobResult run_job(PrefillModel& model, const wire::JobStart& start, std::vector<UniqueFd> fds) {
     try {
-      return Job(session_, model, *free_memory_, limits_, start, std::move(fds)).run();
+      return Job(session_, model, *computer_, *free_memory_, limits_, start, std::move(fds)).run();
     } catch (const std::bad_alloc&) {
       return {{POLYKV_ERR_NO_MEMORY, "ingest: out of memory; raise worker.memory_limit"}, {}, 0};
     }
@@ -125,7 +145,7 @@ class Worker {
   const wire::WorkerStart* settings_ = nullptr;  // within settings_message_
   JobLimits limits_;
   std::unique_ptr<FreeMemory> free_memory_;
-  std::string blas_;
+  std::unique_ptr<Computer> computer_;
 };
 
 }  // namespace

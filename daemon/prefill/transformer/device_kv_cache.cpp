@@ -1,0 +1,63 @@
+#include "daemon/prefill/transformer/device_kv_cache.h"
+
+#include <cassert>
+#include <cinttypes>
+
+#include "daemon/prefill/transformer/kv_cache.h"
+
+namespace polykv {
+
+Result<DeviceKvCache> DeviceKvCache::create(const DevicePlace& place, const ModelConfig& config,
+                                            uint32_t capacity_tokens) {
+  if (capacity_tokens == 0 || capacity_tokens > kMaxTokens) {
+    return {POLYKV_ERR_INVALID_ARGUMENT,
+            format("create a KV cache on the device: %u tokens; give 1 to %" PRIu64,
+                   capacity_tokens, kMaxTokens)};
+  }
+  DeviceKvCache cache;
+  cache.place_ = place;
+  cache.shape_ = {config.layer_count, config.kv_head_count, config.head_dim, capacity_tokens, 0};
+  POLYKV_ASSIGN_OR_RETURN(
+      cache.memory_,
+      DeviceMemory::allocate(place, KvCache::size_bytes(config, capacity_tokens), "the KV cache"));
+  return cache;
+}
+
+void DeviceKvCache::set_token_count(uint32_t token_count) {
+  assert(token_count <= shape_.capacity_tokens);
+  shape_.token_count = token_count;
+}
+
+Status DeviceKvCache::copy_layer_to_host(uint32_t layer, uint32_t first, uint32_t count, float* k,
+                                         float* v) const {
+  assert(uint64_t{first} + count <= shape_.capacity_tokens);
+  POLYKV_RETURN_IF_ERROR(place_.runtime->use_device(place_.index));
+  POLYKV_RETURN_IF_ERROR(place_.runtime->synchronize_stream(nullptr));
+  const size_t floats = size_t{count} * shape_.head_dim;
+  for (uint32_t head = 0; head < shape_.kv_head_count; ++head) {
+    const size_t at = head * head_stride() + first * token_stride();
+    POLYKV_RETURN_IF_ERROR(place_.runtime->copy_to_host(k + head * floats, this->k(layer) + at,
+                                                        floats * sizeof(float)));
+    POLYKV_RETURN_IF_ERROR(place_.runtime->copy_to_host(v + head * floats, this->v(layer) + at,
+                                                        floats * sizeof(float)));
+  }
+  return Status::ok();
+}
+
+Status DeviceKvCache::copy_layer_from_host(uint32_t layer, uint32_t first, uint32_t count,
+                                           const float* k, const float* v) {
+  assert(uint64_t{first} + count <= shape_.capacity_tokens);
+  POLYKV_RETURN_IF_ERROR(place_.runtime->use_device(place_.index));
+  POLYKV_RETURN_IF_ERROR(place_.runtime->synchronize_stream(nullptr));
+  const size_t floats = size_t{count} * shape_.head_dim;
+  for (uint32_t head = 0; head < shape_.kv_head_count; ++head) {
+    const size_t at = head * head_stride() + first * token_stride();
+    POLYKV_RETURN_IF_ERROR(place_.runtime->copy_to_device(this->k(layer) + at, k + head * floats,
+                                                          floats * sizeof(float)));
+    POLYKV_RETURN_IF_ERROR(place_.runtime->copy_to_device(this->v(layer) + at, v + head * floats,
+                                                          floats * sizeof(float)));
+  }
+  return Status::ok();
+}
+
+}  // namespace polykv

@@ -78,6 +78,20 @@ cudaStream_t stream_of(void* stream) {
   return static_cast<cudaStream_t>(stream);
 }
 
+Result<Versions> ask_versions() {
+  POLYKV_RETURN_IF_ERROR(check_driver_is_loaded());
+  Versions versions;
+  POLYKV_RETURN_IF_ERROR(
+      check("ask for the driver's version", cudaDriverGetVersion(&versions.driver)));
+  POLYKV_RETURN_IF_ERROR(
+      check("ask for the CUDA runtime's version", cudaRuntimeGetVersion(&versions.runtime)));
+  if (versions.driver == 0) {
+    return {POLYKV_ERR_UNSUPPORTED,
+            "ask for the driver's version: no NVIDIA driver is loaded; see nvidia-smi"};
+  }
+  return versions;
+}
+
 Result<std::vector<DeviceInfo>> describe_devices() {
   POLYKV_RETURN_IF_ERROR(check_driver_is_loaded());
   int count = 0;
@@ -98,24 +112,19 @@ Result<std::vector<DeviceInfo>> describe_devices() {
 
 class CudaRuntime final : public Runtime {
  public:
+  /// Asked for whenever memory is opened, also where files cannot be looked at any more.
   Result<Versions> versions() override {
-    POLYKV_RETURN_IF_ERROR(check_driver_is_loaded());
-    Versions versions;
-    POLYKV_RETURN_IF_ERROR(
-        check("ask for the driver's version", cudaDriverGetVersion(&versions.driver)));
-    POLYKV_RETURN_IF_ERROR(
-        check("ask for the CUDA runtime's version", cudaRuntimeGetVersion(&versions.runtime)));
-    if (versions.driver == 0) {
-      return {POLYKV_ERR_UNSUPPORTED,
-              "ask for the driver's version: no NVIDIA driver is loaded; see nvidia-smi"};
+    const std::lock_guard lock(mutex_);
+    if (versions_.driver == 0) {
+      POLYKV_ASSIGN_OR_RETURN(versions_, ask_versions());
     }
-    return versions;
+    return versions_;
   }
 
   /// Asked for at each call that names a GPU; describing them takes the driver milliseconds, and in a process they
   /// stay the same.
   Result<std::vector<DeviceInfo>> devices() override {
-    const std::lock_guard lock(devices_mutex_);
+    const std::lock_guard lock(mutex_);
     if (devices_.empty()) {
       POLYKV_ASSIGN_OR_RETURN(devices_, describe_devices());
     }
@@ -223,8 +232,9 @@ class CudaRuntime final : public Runtime {
   }
 
  private:
-  std::mutex devices_mutex_;
-  std::vector<DeviceInfo> devices_;  // guarded by it; empty: nobody has asked with success
+  std::mutex mutex_;  // guards what follows, which is empty until somebody asked with success
+  Versions versions_;
+  std::vector<DeviceInfo> devices_;
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 // The DevicePlace of a test program. On the emulation its memory is the emulated GPU's, which is host memory, and torch's
 // tensors are on the processor, over that very memory; else it is this machine's GPU, and without one, or with a libtorch
-// that has no CUDA, the program exits with 77.
+// that has no CUDA, the program exits with 77, or
+// with 1 where POLYKV_TEST_NEEDS_GPU says that there is one (scripts/gpu-check).
 #pragma once
 
 #include <cstdio>
@@ -61,7 +62,7 @@ class TestPlace {
     }
     std::printf("unavailable: %s\n", why.message().c_str());
     std::fflush(stdout);
-    std::_Exit(77);
+    std::_Exit(std::getenv("POLYKV_TEST_NEEDS_GPU") != nullptr ? 1 : 77);
   }
 };
 

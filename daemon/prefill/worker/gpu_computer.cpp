@@ -181,6 +181,8 @@ MemoryEstimate GpuComputer::host_memory(const DocumentSize& size) const {
   MemoryEstimate estimate;
   estimate.weights_bytes = has_weights() ? 0 : weights_bytes(size.config, size.tied_output);
   estimate.scratch_bytes = LastQueries::size_bytes(size.config) + 2 * layer_bytes * thread_count_;
+  // The segment in the making, whose payloads are copied back for their checksums: at most as large as its K and V.
+  estimate.scratch_bytes += layer_bytes * size.config.layer_count;
   return estimate;
 }
 

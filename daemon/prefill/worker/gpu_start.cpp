@@ -10,6 +10,10 @@ namespace polykv {
 
 Status use_gpu_once(const GpuPlace& gpu) {
   const DevicePlace& place = gpu.place;
+  // What libclient asks before it opens or encodes.
+  POLYKV_RETURN_IF_ERROR(lib::client_runtime(0).status());
+  POLYKV_RETURN_IF_ERROR(lib::find_gpu(*place.runtime, gpu.info.uuid).status());
+  POLYKV_RETURN_IF_ERROR(lib::client_kernels().status());
   POLYKV_RETURN_IF_ERROR(warm_up_tensors(place.torch));
   POLYKV_ASSIGN_OR_RETURN(
       const DeviceMemory memory,
@@ -30,7 +34,7 @@ Result<GpuPlace> start_gpu(const ComputerSettings& settings) {
   // settings are, which the documents' identity rests on.
   if (!settings.cuda_library.empty())
     ::setenv("POLYKV_CUDA_LIBRARY", settings.cuda_library.c_str(), 1);
-  ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  ::setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   ::setenv("NVIDIA_TF32_OVERRIDE", "0", 1);
   POLYKV_ASSIGN_OR_RETURN(device::Runtime* const runtime, lib::client_runtime(0));
   POLYKV_ASSIGN_OR_RETURN(const std::vector<device::DeviceInfo> devices, runtime->devices());
@@ -51,19 +55,31 @@ Result<GpuPlace> start_gpu(const ComputerSettings& settings) {
   }
   gpu.info = devices[index];
   gpu.place.index = static_cast<int>(index);
-  POLYKV_RETURN_IF_ERROR(lib::client_kernels().status());
   POLYKV_ASSIGN_OR_RETURN(gpu.place.torch, torch_gpu(gpu.place.index));
   POLYKV_RETURN_IF_ERROR(use_gpu_once(gpu));
   return gpu;
+}
+
+Status unless_automatic(const ComputerSettings& settings, const Status& no_gpu) {
+  if (settings.device != WorkerDevice::cuda) return Status::ok();
+  return no_gpu.with_context("compute on a GPU (worker.device is cuda)");
+}
+
+/// no_gpu: why not on a GPU, if one was looked for.
+std::unique_ptr<Computer> host_computer(const ComputerSettings& settings, const Status& no_gpu) {
+  std::string description = settings.host_description;
+  if (!no_gpu.is_ok()) description += "; no GPU: " + no_gpu.message();
+  return std::make_unique<HostComputer>(settings.documents_on_gpu, settings.thread_count,
+                                        std::move(description));
 }
 
 }  // namespace
 
 Result<ChosenComputer> choose_computer(const ComputerSettings& settings) {
   ChosenComputer chosen;
-  std::string host = settings.host_description;
+  Status no_gpu;
   if (settings.device != WorkerDevice::cpu) {
-    Result<GpuPlace> gpu = start_gpu(settings);
+    const Result<GpuPlace> gpu = start_gpu(settings);
     if (gpu.is_ok()) {
       chosen.gpu = *gpu;
       chosen.computer = std::make_unique<GpuComputer>(
@@ -71,13 +87,20 @@ Result<ChosenComputer> choose_computer(const ComputerSettings& settings) {
           gpu->info.name + " (" + device::uuid_text(gpu->info.uuid) + ")");
       return chosen;
     }
-    if (settings.device == WorkerDevice::cuda)
-      return gpu.status().with_context("compute on a GPU (worker.device is cuda)");
-    host += "; no GPU: " + gpu.status().message();
+    no_gpu = gpu.status();
+    POLYKV_RETURN_IF_ERROR(unless_automatic(settings, no_gpu));
   }
-  chosen.computer = std::make_unique<HostComputer>(settings.documents_on_gpu, settings.thread_count,
-                                                   std::move(host));
+  chosen.computer = host_computer(settings, no_gpu);
   return chosen;
+}
+
+Status look_from_inside(const ComputerSettings& settings, ChosenComputer& chosen) {
+  if (!chosen.gpu) return Status::ok();
+  const Status used = use_gpu_once(*chosen.gpu).with_context("use it inside the sandbox");
+  if (used.is_ok()) return used;
+  POLYKV_RETURN_IF_ERROR(unless_automatic(settings, used));
+  chosen.computer = host_computer(settings, used);
+  return Status::ok();
 }
 
 }  // namespace polykv

@@ -31,6 +31,10 @@ struct ChosenComputer {
 /// `cuda` it is an error.
 Result<ChosenComputer> choose_computer(const ComputerSettings& settings);
 
+/// Once the sandbox is closed: uses the GPU from inside it, which is known to be allowed only then. What fails has
+/// the consequences that choose_computer() names.
+Status look_from_inside(const ComputerSettings& settings, ChosenComputer& chosen);
+
 /// What a worker does with its GPU, on a small scale: tensors, memory, copies.
 Status use_gpu_once(const GpuPlace& gpu);
 

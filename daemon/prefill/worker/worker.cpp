@@ -56,15 +56,17 @@ class Worker {
     POLYKV_ASSIGN_OR_RETURN(FreeMemory free_memory, FreeMemory::open());
     free_memory_ = std::make_unique<FreeMemory>(std::move(free_memory));
     warm_up(limits_.thread_count);
-    Result<ChosenComputer> chosen = choose_computer(computer_settings());
+    const ComputerSettings wanted = computer_settings();
+    Result<ChosenComputer> chosen = choose_computer(wanted);
     if (!chosen.is_ok()) {
       report_failure(chosen.status());
       return chosen.status();
     }
-    computer_ = std::move(chosen->computer);
-    const Status locked =
+    Status locked =
         enter_sandbox({.memory_bytes = limits_.memory_bytes, .uses_gpu = chosen->gpu.has_value()});
+    if (locked.is_ok()) locked = look_from_inside(wanted, *chosen);
     if (!locked.is_ok()) report_failure(locked);
+    computer_ = std::move(chosen->computer);
     return locked;
   }
 

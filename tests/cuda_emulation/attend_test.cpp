@@ -151,6 +151,8 @@ TEST_CASE("several segments in one call are attended to as one document") {
   choices.emplace_back(std::begin(kProfiles), std::end(kProfiles));
   choices.push_back({Profile::k4v3, Profile::k8v8, Profile::k4v3});
   for (const std::vector<Profile>& profiles : choices) {
+    // Sanitized, the mixed ones, which have all profiles.
+    if (POLYKV_CASE_STEP > 1 && profiles.size() == 1) continue;
     // More than fit into one launch's arguments, some without exact rows, one without tokens.
     const LayerValues whole = random_values({1, 64, 64, 0}, 70 * 70, 9);
     std::vector<Document> documents;

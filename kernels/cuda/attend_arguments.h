@@ -174,4 +174,25 @@ POLYKV_HOST_DEVICE inline uint32_t lower_bound(const uint32_t* numbers, uint32_t
   return low;
 }
 
+/// body(block, unseen) for every `step`th block of a part's split from its `first` on, but for those that end before
+/// least_seen. unseen: bits of the block's tokens that no row sees there, because exact rows are attended to apart.
+template <typename Body>
+POLYKV_HOST_DEVICE inline void for_each_block(const AttendPart& part, uint32_t split,
+                                              uint32_t split_blocks, uint32_t first, uint32_t step,
+                                              uint64_t least_seen, const Body& body) {
+  uint64_t block = part.first_token / kBlockTokens + uint64_t{split} * split_blocks;
+  uint64_t end = (part.end_token - 1) / kBlockTokens + 1;
+  if (end - block > split_blocks) end = block + split_blocks;
+  block += first;
+  uint32_t exact = lower_bound(part.exact_tokens, part.exact_count, block * kBlockTokens);
+  for (; block < end; block += step) {
+    const uint64_t start = block * kBlockTokens;
+    uint64_t unseen = 0;
+    while (exact < part.exact_count && part.exact_tokens[exact] < start) ++exact;
+    for (; exact < part.exact_count && part.exact_tokens[exact] < start + kBlockTokens; ++exact)
+      unseen |= uint64_t{1} << (part.exact_tokens[exact] - start);
+    if (start + kBlockTokens > least_seen) body(block, unseen);
+  }
+}
+
 }  // namespace polykv::cuda

@@ -83,9 +83,9 @@ AttendPlan plan_attend(const AttendCall& call, uint32_t multiprocessor_count) {
   plan.tile_rows = kPlainTileRows;
   uint64_t min_split_blocks = kMinSplitBlocks;
   if (std::any_of(call.runs.begin(), call.runs.end(), is_packed)) {
-    plan.is_tensor = call.products == Products::tensor ||
-                     (call.products == Products::automatic && group_rows > kMostScalarRows);
-    if (plan.is_tensor) {
+    const bool is_tensor = call.products == Products::tensor ||
+                           (call.products == Products::automatic && group_rows > kMostScalarRows);
+    if (is_tensor) {
       const uint32_t widest = std::max(layer.geometry.k_head_dim, layer.geometry.v_head_dim);
       const bool is_large = group_rows > kTileRows && widest <= kMostLargeTileDims;
       plan.tile_rows = is_large ? kLargeTileRows : kTileRows;

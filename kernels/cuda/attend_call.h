@@ -58,7 +58,6 @@ struct Workspace {
 
 /// How a call is cut into thread blocks: a pure function, so that tests use the same shapes.
 struct AttendPlan {
-  bool is_tensor = false;  // never Products::automatic
   uint32_t tile_rows = 0;  // rows that share what is unpacked
   uint32_t tile_count = 0;
   uint32_t split_blocks = 0;

@@ -138,26 +138,12 @@ struct AttendPackedKernel {
 
   template <typename Thread>
   POLYKV_HOST_DEVICE static void attend_blocks(Thread& cuda, Warp& w, uint32_t split) {
-    const AttendPart& part = w.part;
-    uint64_t block = part.first_token / kBlockTokens + uint64_t{split} * w.a.split_blocks;
-    uint64_t end = (part.end_token - 1) / kBlockTokens + 1;
-    if (end - block > w.a.split_blocks) end = block + w.a.split_blocks;
     uint64_t least_seen = w.shared.first_seen[0];
     for (uint32_t r = 1; r < w.row_count; ++r) {
       if (w.shared.first_seen[r] < least_seen) least_seen = w.shared.first_seen[r];
     }
-    block += w.warp;
-    uint32_t exact = lower_bound(part.exact_tokens, part.exact_count, block * kBlockTokens);
-    for (; block < end; block += kWarps) {
-      const uint64_t start = block * kBlockTokens;
-      // Bits of the block's tokens that no row sees here: exact rows are attended to apart.
-      uint64_t unseen = 0;
-      while (exact < part.exact_count && part.exact_tokens[exact] < start) ++exact;
-      for (; exact < part.exact_count && part.exact_tokens[exact] < start + kBlockTokens; ++exact)
-        unseen |= uint64_t{1} << (part.exact_tokens[exact] - start);
-      if (start + kBlockTokens <= least_seen) continue;
-      attend_block(cuda, w, block, unseen);
-    }
+    for_each_block(w.part, split, w.a.split_blocks, w.warp, kWarps, least_seen,
+                   [&](uint64_t block, uint64_t unseen) { attend_block(cuda, w, block, unseen); });
   }
 
   template <typename Thread>

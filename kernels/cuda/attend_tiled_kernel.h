@@ -162,33 +162,22 @@ struct AttendTiledKernel {
   template <typename Thread>
   POLYKV_HOST_DEVICE static void attend_blocks(Thread& cuda, Warp& w, uint32_t split,
                                                uint32_t row_count) {
-    const AttendPart& part = w.part;
-    uint64_t block = part.first_token / kBlockTokens + uint64_t{split} * w.a.split_blocks;
-    uint64_t end = (part.end_token - 1) / kBlockTokens + 1;
-    if (end - block > w.a.split_blocks) end = block + w.a.split_blocks;
     uint64_t least_seen = w.shared.first_seen[0];
     for (uint32_t r = 1; r < row_count; ++r) {
       if (w.shared.first_seen[r] < least_seen) least_seen = w.shared.first_seen[r];
     }
-    if (!kIsShared) block += w.warp;
-    uint32_t exact = lower_bound(part.exact_tokens, part.exact_count, block * kBlockTokens);
-    for (; block < end; block += kIsShared ? 1 : kWarps) {
-      const uint64_t start = block * kBlockTokens;
-      // Bits of the block's tokens that no row sees here: exact rows are attended to apart.
-      uint64_t unseen = 0;
-      while (exact < part.exact_count && part.exact_tokens[exact] < start) ++exact;
-      for (; exact < part.exact_count && part.exact_tokens[exact] < start + kBlockTokens; ++exact)
-        unseen |= uint64_t{1} << (part.exact_tokens[exact] - start);
-      if (start + kBlockTokens <= least_seen) continue;
+    const auto attend = [&](uint64_t block, uint64_t unseen) {
       const uint8_t* bytes =
-          part.blocks + (w.kv_head * part.block_count + block) * w.a.k.block_bytes;
+          w.part.blocks + (w.kv_head * w.part.block_count + block) * w.a.k.block_bytes;
       if constexpr (kIsShared) {
         unpack(w, bytes);
         cuda.sync_threads(kUnpacked);
       }
-      attend_block(cuda, w, bytes, start, unseen);
+      attend_block(cuda, w, bytes, block * kBlockTokens, unseen);
       if constexpr (kIsShared) cuda.sync_threads(kUsed);
-    }
+    };
+    for_each_block(w.part, split, w.a.split_blocks, kIsShared ? 0 : w.warp, kIsShared ? 1 : kWarps,
+                   least_seen, attend);
   }
 
   /// A warp's quarter of a block.

@@ -36,6 +36,8 @@ class DeviceKvCache {
 
  private:
   DeviceKvCache() = default;
+  template <typename Copy>
+  Status for_each_head(uint32_t first, uint32_t count, const Copy& copy) const;
   float* data() const { return static_cast<float*>(memory_.pointer()); }
   size_t layer_floats() const { return shape_.kv_head_count * head_stride(); }
 

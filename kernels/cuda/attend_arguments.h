@@ -53,7 +53,7 @@ struct AttendPart {
   const uint16_t* exact_v;
   uint32_t exact_count;
   uint32_t exact_capacity;
-  float k_unit;  // of gains
+  float k_unit;  // of gains; of paper-k8v3, what K's codes are multiplied by
   float v_unit;
   float exact_k_unit;
   float exact_v_unit;

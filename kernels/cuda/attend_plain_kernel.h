@@ -1,6 +1,7 @@
-// Attention of a tile of rows to keys and values that are not packed: exact rows, and the blocks of `exact`. In fp32, as
-// they are: not rotated, not centred. Exact rows are a few in a part, and `exact` is a control: a warp takes a token at a
-// time, a lane every 32nd dim, and sums of a logit go over the warp.
+// Attention of a tile of rows to keys and values in fp32, a token at a time: exact rows, the blocks of `exact`, and those of
+// paper-k8v3, whose levels of V are no integers. Keys and values are as they are, not centred, and not rotated but for
+// V of paper-k8v3. Exact rows are a few in a part, and the two profiles are there for comparison: a warp takes a token
+// at a time, a lane every 32nd dim, and sums of a logit go over the warp.
 //
 // Bytes per token and kv_head: those of its K and V, once for each tile of rows.
 #pragma once
@@ -12,6 +13,8 @@
 
 namespace polykv::cuda {
 
+enum class PlainRows : uint8_t { exact_rows, exact_blocks, paper_blocks };
+
 struct AttendPlainArguments {
   // [query, head, dim] under strides
   const void* q;
@@ -20,13 +23,15 @@ struct AttendPlainArguments {
   int64_t head_stride;
   int64_t dim_stride;
   float scale;
-  bool is_exact_rows;  // of parts; otherwise blocks of `exact`
-  Dtype source_dtype;  // of those
+  PlainRows kind;
+  Dtype source_dtype;  // of exact_blocks
   uint64_t block_bytes;
+  uint64_t v_offset;      // of V's rows or codes in a block
+  float paper_levels[8];  // of V, whose rotation is orthonormal here
   uint32_t k_head_dim;
   uint32_t v_head_dim;
   uint32_t tile_count;    // of a kv_head's rows
-  uint32_t split_tokens;  // of `exact`; a part's exact rows are one split
+  uint32_t split_tokens;  // of blocks; a part's exact rows are one split
   AttendRows rows;
   AttendWorkspace workspace;
   uint32_t first_place;  // of the workspace's splits, where these begin
@@ -112,34 +117,68 @@ struct AttendPlainKernel {
     }
   }
 
-  /// Where a token's rows are.
-  struct Rows {
-    const void* k;
-    const void* v;
+  /// A token's rows as numbers of some dtype.
+  struct StoredRows {
+    const void* k_row;
+    const void* v_row;
     Dtype dtype;
     float k_unit;
     float v_unit;
+
+    POLYKV_HOST_DEVICE float k(uint32_t dim) const {
+      return load_element(k_row, dtype, dim) * k_unit;
+    }
+    POLYKV_HOST_DEVICE float v(uint32_t dim) const {
+      return load_element(v_row, dtype, dim) * v_unit;
+    }
   };
 
-  POLYKV_HOST_DEVICE static Rows exact_row(const Warp& w, uint32_t index) {
+  /// As codes of paper-k8v3.
+  struct PaperRows {
+    const Arguments& a;
+    const uint8_t* block;
+    uint32_t slot;
+    float k_scale;
+    float norm;
+
+    POLYKV_HOST_DEVICE float k(uint32_t dim) const {
+      const int32_t code = block[PaperBlock::k_codes + k8_offset(slot, dim)];
+      return static_cast<float>(code - kKeyBias) * k_scale;
+    }
+    POLYKV_HOST_DEVICE float v(uint32_t dim) const {
+      return a.paper_levels[v3_get(block + a.v_offset, slot, dim, a.v_head_dim)] * norm;
+    }
+  };
+
+  POLYKV_HOST_DEVICE static StoredRows exact_row(const Warp& w, uint32_t index) {
     const uint64_t row = uint64_t{w.kv_head} * w.part.exact_capacity + index;
     return {w.part.exact_k + row * w.a.k_head_dim, w.part.exact_v + row * w.a.v_head_dim,
             Dtype::f16, w.part.exact_k_unit, w.part.exact_v_unit};
   }
 
-  POLYKV_HOST_DEVICE static Rows block_row(const Warp& w, uint64_t token) {
+  POLYKV_HOST_DEVICE static const uint8_t* block_of(const Warp& w, uint64_t token) {
+    return w.part.blocks +
+           (w.kv_head * w.part.block_count + token / kBlockTokens) * w.a.block_bytes;
+  }
+
+  POLYKV_HOST_DEVICE static StoredRows block_row(const Warp& w, uint64_t token) {
     const uint64_t element_bytes = w.a.source_dtype == Dtype::f32 ? 4 : 2;
-    const uint8_t* block =
-        w.part.blocks + (w.kv_head * w.part.block_count + token / kBlockTokens) * w.a.block_bytes;
+    const uint8_t* block = block_of(w, token);
     const uint64_t slot = token % kBlockTokens;
-    const uint64_t v_rows = kBlockTokens * w.a.k_head_dim;
     return {block + slot * w.a.k_head_dim * element_bytes,
-            block + (v_rows + slot * w.a.v_head_dim) * element_bytes, w.a.source_dtype, 1, 1};
+            block + w.a.v_offset + slot * w.a.v_head_dim * element_bytes, w.a.source_dtype, 1, 1};
+  }
+
+  POLYKV_HOST_DEVICE static PaperRows paper_row(const Warp& w, uint64_t token) {
+    const uint8_t* block = block_of(w, token);
+    const auto slot = static_cast<uint32_t>(token % kBlockTokens);
+    const auto* norms = reinterpret_cast<const uint16_t*>(block + PaperBlock::v_norms);
+    return {w.a, block, slot, w.part.k_unit, from_f16(norms[slot]) * w.part.v_unit};
   }
 
   template <typename Thread>
   POLYKV_HOST_DEVICE static void attend_tokens(Thread& cuda, Warp& w, uint32_t split) {
-    if (w.a.is_exact_rows) {
+    if (w.a.kind == PlainRows::exact_rows) {
       for (uint32_t i = w.warp; i < w.part.exact_count; i += kWarps) {
         const uint64_t token = w.part.exact_tokens[i];
         if (token < w.part.first_token || token >= w.part.end_token) continue;
@@ -150,11 +189,16 @@ struct AttendPlainKernel {
     const uint64_t first = w.part.first_token + uint64_t{split} * w.a.split_tokens;
     const uint64_t left = w.part.end_token - first;
     const uint64_t end = first + (left < w.a.split_tokens ? left : w.a.split_tokens);
-    for (uint64_t token = first + w.warp; token < end; token += kWarps)
-      attend_token(cuda, w, token, block_row(w, token));
+    for (uint64_t token = first + w.warp; token < end; token += kWarps) {
+      if (w.a.kind == PlainRows::paper_blocks) {
+        attend_token(cuda, w, token, paper_row(w, token));
+      } else {
+        attend_token(cuda, w, token, block_row(w, token));
+      }
+    }
   }
 
-  template <typename Thread>
+  template <typename Thread, typename Rows>
   POLYKV_HOST_DEVICE static void attend_token(Thread& cuda, Warp& w, uint64_t token,
                                               const Rows& rows) {
     float k[kLaneDims];
@@ -162,8 +206,8 @@ struct AttendPlainKernel {
     POLYKV_UNROLL
     for (uint32_t i = 0; i < kLaneDims; ++i) {
       const uint32_t dim = w.lane + i * kWarpThreads;
-      k[i] = dim < w.a.k_head_dim ? load_element(rows.k, rows.dtype, dim) * rows.k_unit : 0.0F;
-      v[i] = dim < w.a.v_head_dim ? load_element(rows.v, rows.dtype, dim) * rows.v_unit : 0.0F;
+      k[i] = dim < w.a.k_head_dim ? rows.k(dim) : 0.0F;
+      v[i] = dim < w.a.v_head_dim ? rows.v(dim) : 0.0F;
     }
     POLYKV_UNROLL
     for (uint32_t r = 0; r < kRows; ++r) {

@@ -44,7 +44,7 @@ struct AttendPlainKernel {
   static constexpr uint32_t kRows = kPlainTileRows;
   static constexpr uint32_t kWarps = 4;
   static constexpr uint32_t kThreads = kWarps * kWarpThreads;
-  static constexpr uint32_t kMinBlocks = 4;
+  static constexpr uint32_t kMinBlocks = 6;
   static constexpr uint32_t kLaneDims = kMaxDeviceHeadDim / kWarpThreads;
   enum Sync : uint32_t { kQueriesLoaded = 1, kWarpsDone };
 
@@ -61,49 +61,41 @@ struct AttendPlainKernel {
     uint32_t warp;
     uint32_t lane;
     uint32_t kv_head;
-    uint32_t row_count;
     uint64_t first_seen[kRows];
     SplitState states[kRows];
   };
 
   template <typename Thread>
   POLYKV_HOST_DEVICE static void run(Thread& cuda, const Arguments& a) {
-    const auto index = static_cast<uint32_t>(cuda.block_index());
-    const uint32_t tile_row = index % a.tile_count * kRows;
-    const uint32_t split = index / a.tile_count % a.split_count;
-    uint32_t part = 0;
-    while (split >= a.parts[part].first_split + a.parts[part].split_count) ++part;
+    const AttendTile tile = AttendTile::of(a, cuda.block_index(), kRows);
     Warp w{a,
            cuda.template shared<Shared>(),
-           a.parts[part],
+           a.parts[tile.part],
            cuda.thread_index() / kWarpThreads,
            cuda.thread_index() % kWarpThreads,
-           index / a.tile_count / a.split_count,
-           0,
+           tile.kv_head,
            {},
            {}};
-    w.row_count = a.rows.group_rows - tile_row < kRows ? a.rows.group_rows - tile_row : kRows;
-    const uint64_t row = uint64_t{w.kv_head} * a.rows.group_rows + tile_row;
-    load_queries(w, row, tile_row);
+    load_queries(w, tile);
     cuda.sync_threads(kQueriesLoaded);
-    attend_tokens(cuda, w, split - w.part.first_split);
+    attend_tokens(cuda, w, tile.split);
     for (uint32_t r = 0; r < kRows; ++r) {
       if (w.lane == 0) w.shared.states[w.warp][r] = w.states[r];
     }
     cuda.sync_threads(kWarpsDone);
-    join_warps<kWarps>(w.shared, w.warp * kWarpThreads + w.lane, w.row_count,
-                       {a.v_head_dim, 0, a.v_head_dim}, 1, a.workspace, row, a.first_place + split);
+    join_warps<kWarps>(w.shared, w.warp * kWarpThreads + w.lane, tile,
+                       {a.v_head_dim, 0, a.v_head_dim}, 1, a.workspace);
   }
 
  private:
-  POLYKV_HOST_DEVICE static void load_queries(Warp& w, uint64_t row, uint32_t tile_row) {
+  POLYKV_HOST_DEVICE static void load_queries(Warp& w, const AttendTile& tile) {
     const Arguments& a = w.a;
     for (uint32_t r = 0; r < kRows; ++r) {
-      const bool exists = r < w.row_count;
+      const bool exists = r < tile.row_count;
       w.states[r] = {-INFINITY, 0};
-      w.first_seen[r] = exists ? a.rows.first_seen(w.part, tile_row + r) : ~uint64_t{0};
-      const int64_t query = static_cast<int64_t>((row + r) % a.rows.query_count);
-      const int64_t head = static_cast<int64_t>((row + r) / a.rows.query_count);
+      w.first_seen[r] = exists ? a.rows.first_seen(w.part, tile.first_row + r) : ~uint64_t{0};
+      const int64_t query = static_cast<int64_t>((tile.row + r) % a.rows.query_count);
+      const int64_t head = static_cast<int64_t>((tile.row + r) / a.rows.query_count);
       for (uint32_t dim = w.warp * kWarpThreads + w.lane; dim < a.k_head_dim; dim += kThreads) {
         w.shared.queries[r][dim] =
             exists

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/attend_call.h"
 #include "kernels/cuda/tensor_arguments.h"
 #include "kernels/cuda/thread.h"
 
@@ -87,6 +88,23 @@ struct AttendWorkspace {
 
   POLYKV_HOST_DEVICE uint64_t place(uint64_t row, uint32_t split) const {
     return row * split_count + split;
+  }
+};
+
+/// The queries as the caller has them.
+struct AskedRows {
+  const void* q;
+  Dtype dtype;
+  QueryStrides strides;
+  float scale;
+  uint32_t query_count;
+
+  /// row: of all heads.
+  POLYKV_HOST_DEVICE float at(uint64_t row, uint32_t dim) const {
+    const auto query = static_cast<int64_t>(row % query_count);
+    const auto head = static_cast<int64_t>(row / query_count);
+    return load_element(q, dtype, query * strides.query + head * strides.head + dim * strides.dim) *
+           scale;
   }
 };
 

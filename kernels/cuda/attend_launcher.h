@@ -138,15 +138,13 @@ class AttendLaunch {
     return static_cast<uint32_t>((last - first) / plan_.split_blocks + 1);
   }
 
+  AskedRows asked() const {
+    return {call_.q, call_.query_dtype, call_.q_strides, call_.scale, call_.query_count};
+  }
+
   void prepare(std::span<const AttendRun> runs, const ProfileRule& rule) {
     PrepareQueriesArguments a{};
-    a.q = call_.q;
-    a.dtype = call_.query_dtype;
-    a.query_stride = call_.q_strides.query;
-    a.head_stride = call_.q_strides.head;
-    a.dim_stride = call_.q_strides.dim;
-    a.scale = call_.scale;
-    a.query_count = call_.query_count;
+    a.asked = asked();
     a.row_count = rows_;
     a.group_rows = rows_of_.group_rows;
     a.head_dim = geometry_.k_head_dim;
@@ -201,12 +199,7 @@ class AttendLaunch {
 
   uint32_t attend_plain(std::span<const AttendRun> runs, const ProfileRule* rule, uint32_t place) {
     AttendPlainArguments a{};
-    a.q = call_.q;
-    a.q_dtype = call_.query_dtype;
-    a.query_stride = call_.q_strides.query;
-    a.head_stride = call_.q_strides.head;
-    a.dim_stride = call_.q_strides.dim;
-    a.scale = call_.scale;
+    a.asked = asked();
     const LayerView& layer = runs[0].layer;
     a.source_dtype = layer.source_dtype;
     a.block_bytes = layer.block_bytes;
@@ -249,9 +242,7 @@ class AttendLaunch {
     a.head_count = call_.head_count;
     a.output = call_.output;
     a.dtype = call_.output_dtype;
-    a.query_stride = call_.output_strides.query;
-    a.head_stride = call_.output_strides.head;
-    a.dim_stride = call_.output_strides.dim;
+    a.strides = call_.output_strides;
     a.log_sum_exp = call_.log_sum_exp;
     launcher_.template launch<JoinSplitsKernel>(rows_, a);
   }

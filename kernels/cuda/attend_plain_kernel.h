@@ -16,13 +16,7 @@ namespace polykv::cuda {
 enum class PlainRows : uint8_t { exact_rows, exact_blocks, paper_blocks };
 
 struct AttendPlainArguments {
-  // [query, head, dim] under strides
-  const void* q;
-  Dtype q_dtype;
-  int64_t query_stride;
-  int64_t head_stride;
-  int64_t dim_stride;
-  float scale;
+  AskedRows asked;
   PlainRows kind;
   Dtype source_dtype;  // of exact_blocks
   uint64_t block_bytes;
@@ -94,16 +88,8 @@ struct AttendPlainKernel {
       const bool exists = r < tile.row_count;
       w.states[r] = {-INFINITY, 0};
       w.first_seen[r] = exists ? a.rows.first_seen(w.part, tile.first_row + r) : ~uint64_t{0};
-      const int64_t query = static_cast<int64_t>((tile.row + r) % a.rows.query_count);
-      const int64_t head = static_cast<int64_t>((tile.row + r) / a.rows.query_count);
-      for (uint32_t dim = w.warp * kWarpThreads + w.lane; dim < a.k_head_dim; dim += kThreads) {
-        w.shared.queries[r][dim] =
-            exists
-                ? load_element(a.q, a.q_dtype,
-                               query * a.query_stride + head * a.head_stride + dim * a.dim_stride) *
-                      a.scale
-                : 0.0F;
-      }
+      for (uint32_t dim = w.warp * kWarpThreads + w.lane; dim < a.k_head_dim; dim += kThreads)
+        w.shared.queries[r][dim] = exists ? a.asked.at(tile.row + r, dim) : 0.0F;
       for (uint32_t dim = w.lane; dim < a.v_head_dim; dim += kWarpThreads)
         w.shared.outputs[w.warp][r][dim] = 0;
     }

@@ -101,8 +101,8 @@ struct Totals {
   uint64_t different = 0;
 };
 
-void check(const LayerValues& values, Profile profile, const LayerView& want, const LayerView& got,
-           Totals& totals) {
+void compare_layers(const LayerValues& values, Profile profile, const LayerView& want,
+                    const LayerView& got, Totals& totals) {
   const LayerGeometry& geometry = values.geometry;
   const auto same = [](const auto* a, const auto* b, size_t count) {
     return std::memcmp(a, b, count * sizeof *a) == 0;
@@ -141,6 +141,24 @@ void check(const LayerValues& values, Profile profile, const LayerView& want, co
   }
 }
 
+/// By the emulated device as by the reference.
+void check_encoding(const LayerValues& values, Profile profile, const std::vector<uint32_t>& exact,
+                    const Schedule& schedule, Totals& totals) {
+  const AlignedBytes bytes = encode_by_reference(values, profile, exact);
+  DeviceLayer device(values, profile, exact);
+  const Status status = device_encode(values.source(), device.slot, schedule);
+  INFO(status.message());
+  REQUIRE(status.is_ok());
+  REQUIRE(device.kept_to_its_place());
+  const SegmentView view = open_segment(bytes);
+  if (profile == Profile::exact) {
+    const std::span<const uint8_t> want = view.layer_payload(0);
+    REQUIRE(std::equal(want.begin(), want.end(), device.payload().begin()));
+  } else {
+    compare_layers(values, profile, view.layer(0), device.view(), totals);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("every profile, head_dim and tail is encoded as the reference does") {
@@ -157,20 +175,7 @@ TEST_CASE("every profile, head_dim and tail is encoded as the reference does") {
                                    << ", " << tokens << " tokens");
         const LayerValues values = random_values(geometry, tokens, cases);
         const std::vector<uint32_t> exact = some_exact_tokens(profile, tokens);
-        const AlignedBytes bytes = encode_by_reference(values, profile, exact);
-        DeviceLayer device(values, profile, exact);
-        const Status status =
-            device_encode(values.source(), device.slot, kSchedules[cases % std::size(kSchedules)]);
-        INFO(status.message());
-        REQUIRE(status.is_ok());
-        REQUIRE(device.kept_to_its_place());
-        const SegmentView view = open_segment(bytes);
-        if (profile == Profile::exact) {
-          const std::span<const uint8_t> want = view.layer_payload(0);
-          REQUIRE(std::equal(want.begin(), want.end(), device.payload().begin()));
-        } else {
-          check(values, profile, view.layer(0), device.view(), totals);
-        }
+        check_encoding(values, profile, exact, kSchedules[cases % std::size(kSchedules)], totals);
       }
     }
   }
@@ -189,17 +194,7 @@ TEST_CASE("K and V of any head_dim that a profile holds are encoded as the refer
         if (++cases % POLYKV_CASE_STEP != 0) continue;
         INFO(profile_name(profile) << " " << geometry.k_head_dim << " " << geometry.v_head_dim);
         const LayerValues values = random_values(geometry, 40, dim);
-        const AlignedBytes bytes = encode_by_reference(values, profile, {});
-        DeviceLayer device(values, profile, {});
-        REQUIRE(device_encode(values.source(), device.slot, kSchedules[2]).is_ok());
-        REQUIRE(device.kept_to_its_place());
-        const SegmentView view = open_segment(bytes);
-        if (profile == Profile::exact) {
-          const std::span<const uint8_t> want = view.layer_payload(0);
-          REQUIRE(std::equal(want.begin(), want.end(), device.payload().begin()));
-        } else {
-          check(values, profile, view.layer(0), device.view(), totals);
-        }
+        check_encoding(values, profile, {}, kSchedules[2], totals);
       }
     }
     CHECK(static_cast<double>(totals.different) <= 1e-4 * static_cast<double>(totals.codes) + 1);
@@ -283,11 +278,8 @@ TEST_CASE(
       if (profile == Profile::paper_k8v3 && unit < kPaperFloor) continue;
       INFO(profile_name(profile) << " unit " << unit);
       const std::vector<uint32_t> exact = some_exact_tokens(profile, 128);
-      const AlignedBytes bytes = encode_by_reference(scaled, profile, exact);
-      DeviceLayer device(scaled, profile, exact);
-      REQUIRE(device_encode(scaled.source(), device.slot, kSchedules[2]).is_ok());
       Totals totals;
-      check(scaled, profile, open_segment(bytes).layer(0), device.view(), totals);
+      check_encoding(scaled, profile, exact, kSchedules[2], totals);
       CHECK(static_cast<double>(totals.different) <= 1e-4 * static_cast<double>(totals.codes) + 1);
     }
   }

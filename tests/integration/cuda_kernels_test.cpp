@@ -233,6 +233,40 @@ TEST_CASE(
 }
 
 TEST_CASE(
+    "row 35: a client whose own device memory cannot be exported publishes and reads as any") {
+  const CudaBench bench;
+  const std::string backing = GENERATE("cuda", "memfd");
+  const DaemonProcess daemon(bench.device().flags({}, backing));
+  const OwnFaults expandable_segments("private_memory");
+  client::Session session = connect_to(daemon.socket_path());
+  SyntheticDocument document(130);
+  document.profile = POLYKV_PROFILE_K5V4;
+  client::Publisher publisher = document.become_producer(session, "a");
+  for (const uint64_t first : {0, 100}) {
+    const uint64_t count = first == 0 ? 100 : 30;
+    client::Segment segment =
+        backing == "cuda" ? begin_on_gpu(publisher, count) : begin_on_host(publisher, count);
+    encode_by_kernels(bench, document, segment.get(), first, count, backing == "cuda" ? -1 : 0);
+    REQUIRE(segment.commit().ok());
+  }
+  const auto lease = publisher.finish_with_lease();
+  REQUIRE(lease.ok());
+  CHECK(lease->verify().ok());
+  uint64_t staging_bytes = 0;
+  if (backing == "memfd")
+    REQUIRE(polykv_cuda_lease_staging_bytes(lease->get(), &staging_bytes) == POLYKV_OK);
+  const DeviceBuffer own(bench, std::max<uint64_t>(staging_bytes, 1));
+  if (backing == "memfd")
+    REQUIRE(polykv_cuda_lease_stage(lease->get(), 0, own.get(), staging_bytes) == POLYKV_OK);
+  compare_decoding(bench, *lease, 0, 130);
+  compare_attention(bench, *lease, 20, 110);
+  // It never tried to export anything, and could not have.
+  CHECK(bench.device().state()->refused_export_total == 0);
+  CHECK(runtime_here().export_handle(own.get()).status().code() == POLYKV_ERR_INVALID_ARGUMENT);
+  CHECK(bench.device().state()->refused_export_total == 1);
+}
+
+TEST_CASE(
     "what a producer on the GPU may not do is refused, and the segment can still be encoded") {
   const CudaBench bench;
   const DaemonProcess daemon(bench.device().flags());

@@ -23,6 +23,7 @@ class CudaBench {
     the_device().change([](EmulatedState& state) {
       state.foreign_bytes = 0;
       state.open_total = 0;
+      state.refused_export_total = 0;
     });
     forget_violations();
   }

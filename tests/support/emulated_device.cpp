@@ -189,8 +189,13 @@ class EmulatedRuntime final : public device::Runtime {
 
   Result<IpcHandle> export_handle(void* pointer) override {
     POLYKV_RETURN_IF_ERROR(check_context("export"));
-    if (faults().has("ipc_unsupported"))
+    const EmulatedFaults now = faults();
+    if (now.has("ipc_unsupported") || now.has("private_memory")) {
+      ++EmulatedStateFile::Guard(file_)->refused_export_total;
+      if (now.has("private_memory"))
+        return {POLYKV_ERR_INVALID_ARGUMENT, "export device memory: invalid argument"};
       return {POLYKV_ERR_UNSUPPORTED, "export device memory: operation not supported"};
+    }
     const std::lock_guard lock(mutex_);
     const auto found = mappings_.find(pointer);
     if (found == mappings_.end() || !found->second.is_own)

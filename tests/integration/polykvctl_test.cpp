@@ -326,7 +326,18 @@ TEST_CASE("put says what is wrong with its files") {
   const std::string empty = fixture.file("empty.txt", "");
   fails(POLYKV_ERR_EMPTY_DOCUMENT, {empty, "--model", fixture.model}, "empty.txt");
   fails(POLYKV_ERR_EMPTY_DOCUMENT, {"-", "--name", "n", "--model", fixture.model}, "no tokens");
-  fails(POLYKV_ERR_PERMISSION, {text, "--model", fixture.model, "--share", "public"}, "public");
+}
+
+TEST_CASE("put shares with everybody only what is of a configured model and in host memory") {
+  const Fixture fixture;
+  const std::string text = fixture.file("a.txt", "text");
+  const auto [code, why] = TestDevice::is_wanted()
+                               ? std::pair(POLYKV_ERR_UNSUPPORTED, "--backing memfd")
+                               : std::pair(POLYKV_ERR_PERMISSION, "public");
+  CHECK(contains(
+      fixture.tool.failure(code, {"put", text, "--model", fixture.model, "--share", "public"}),
+      why));
+  CHECK(fixture.tool.json({"ls"})["documents"].empty());
 }
 
 TEST_CASE("a file that the user may not read is a matter of permission") {

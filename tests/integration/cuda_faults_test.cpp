@@ -1,6 +1,4 @@
 // Documents in device memory when something is wrong. Numbers are rows of the failure checklist.
-#include <dlfcn.h>
-
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <thread>
@@ -46,15 +44,6 @@ Reply reserve_on_gpu(RawClient& client, const wire::Handle& ticket, uint64_t tok
   reserve.add_token_count(token_count);
   reserve.add_into_device(true);
   return client.receive(client.send(builder, reserve.Finish()));
-}
-
-/// A kernel of a test that reads device memory until its stream is waited for.
-void keep_busy(void* stream, const void* pointer) {
-  void* const library = ::dlopen(POLYKV_EMULATED_LIBRARY, RTLD_NOW | RTLD_NOLOAD);
-  const auto keep =
-      reinterpret_cast<void (*)(void*, const void*)>(::dlsym(library, "polykv_emulated_keep_busy"));
-  REQUIRE(keep != nullptr);
-  keep(stream, pointer);
 }
 
 }  // namespace

@@ -126,7 +126,8 @@ TEST_CASE("help and version are no errors") {
   CHECK(contains(tool({"put", "--help"}).output, "--chat-head"));
 }
 
-TEST_CASE("without a daemon each command that needs one exits with 9 and says how to start it") {
+TEST_CASE("without a daemon each command that needs one exits with 9 and says how to start it",
+          "[memfd]") {
   const Tool tool(kNowhere);
   const TemporaryFolder folder;
   const std::string model = folder.write("m.gguf", "x");
@@ -402,7 +403,9 @@ TEST_CASE("put passes on what the worker says, and survives its death") {
         0);
 }
 
-TEST_CASE("doctor's findings have a name, a health and a detail, and remedies where due") {
+// With documents in device memory: cuda_tools_test.
+TEST_CASE("doctor's findings have a name, a health and a detail, and remedies where due",
+          "[memfd]") {
   const DaemonProcess daemon;
   const Tool tool(daemon.socket_path());
   const Json found = tool.json({"doctor"});

@@ -49,6 +49,13 @@ inline device::Runtime& runtime_here() {
   return **runtime;
 }
 
+/// A kernel of a test that uses device memory until its stream is waited for.
+inline void keep_busy(void* stream, const void* pointer) {
+  const auto keep = device::find_function(POLYKV_EMULATED_LIBRARY, "polykv_emulated_keep_busy");
+  REQUIRE(keep.is_ok());
+  reinterpret_cast<void (*)(void*, const void*)> (*keep)(stream, pointer);
+}
+
 /// Device memory of this process.
 class DeviceBuffer {
  public:

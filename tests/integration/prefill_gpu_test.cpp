@@ -155,11 +155,9 @@ void compare(const lib::Lease& ours, const lib::Lease& expected) {
 }  // namespace
 
 TEST_CASE("what a worker on a GPU publishes decodes to what one on the processor publishes") {
-  const std::string backing = GENERATE("cuda", "memfd");
-  const GpuBench bench(backing);
+  const GpuBench bench("cuda");  // in host memory: the tests of prefixes
   for (const Profile profile : {Profile::exact, Profile::k5v4, Profile::automatic}) {
-    if (backing == "memfd" && profile == Profile::automatic) continue;  // nothing new, and slow
-    INFO(profile_name(profile) << " in " << backing);
+    INFO(profile_name(profile));
     lib::IngestRequest request;
     request.profile = profile;
 #ifdef POLYKV_ON_EMULATION
@@ -170,7 +168,7 @@ TEST_CASE("what a worker on a GPU publishes decodes to what one on the processor
     CHECK((*ours)->document().layers[0].query_count == kCertificateQueries);
 #ifdef POLYKV_ON_EMULATION
     // The worker had the segment's own memory open, and polykvd copied nothing.
-    CHECK(bench.open_total() == opened + (backing == "cuda" ? 1 : 0));
+    CHECK(bench.open_total() == opened + 1);
 #endif
     const IngestResult expected = host_bench().ingest(request, text_of(700));
     REQUIRE(message_of(expected) == "");
@@ -289,6 +287,30 @@ TEST_CASE("a worker that lost its GPU says so and goes, and the next one compute
   bench.device().set_faults("");
   request.on_progress = {};
   CHECK(message_of(bench.ingest(request, text_of(2000))) == "");
+}
+
+TEST_CASE("a GPU that works before the sandbox is closed and not in it is an error, or a reason") {
+  const char* const why = "use it inside the sandbox: ";
+  const char* const cause = "no CUDA-capable device is detected";
+  {
+    const GpuBench strict("memfd", "cuda");
+    strict.device().set_faults("no_driver_in_sandbox");
+    const std::string refused = message_of(strict.ingest(text_of(20)));
+    INFO(refused);
+    CHECK(contains(refused, "worker.device is cuda"));
+    CHECK(contains(refused, why));
+    CHECK(contains(refused, cause));
+    CHECK(strict.status().tokens_prefilled_total == 0);
+  }
+  const GpuBench automatic("cuda", "auto");
+  automatic.device().set_faults("no_driver_in_sandbox");
+  lib::IngestRequest request;
+  request.profile = Profile::exact;
+  const IngestResult ours = automatic.ingest(request, text_of(200, 'K'));
+  REQUIRE(message_of(ours) == "");
+  CHECK(contains(automatic.polykvd().log(), std::string("no GPU: ") + why));
+  CHECK(contains(automatic.polykvd().log(), cause));
+  compare(**ours, *must(host_bench().ingest(request, text_of(200, 'K'))));
 }
 
 TEST_CASE("what is configured decides: a GPU that is not there is an error, or a reason") {

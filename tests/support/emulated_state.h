@@ -107,6 +107,7 @@ struct EmulatedState {
 ///   no_peer_access    devices cannot reach each other's memory
 ///   memory_unknown    how much memory is free cannot be asked
 ///   other_driver      the driver's version is another one
+///   no_driver_in_sandbox   no_driver, in a polykv-prefill from when it has closed its sandbox on
 /// Words of POLYKV_EMULATED_FAULTS, which are a process's own, have the same effect there alone.
 struct EmulatedFaults {
   std::set<std::string> words;

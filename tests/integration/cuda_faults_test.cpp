@@ -343,6 +343,17 @@ TEST_CASE("row 37: memory is closed after the streams that read it, named or not
     CHECK(release(lease, streams) == POLYKV_OK);
     CHECK(runtime_here().destroy_stream(*stream).is_ok());
   };
+  {
+    // It is open for another lease as well, and not closed: a stream that is named is waited for all the same.
+    const auto kept = session.acquire("a");
+    const polykv_cuda_layer_view view = cuda_view(*kept, 0, 0);
+    release_while_busy([&](polykv_lease* lease, void* const* streams) {
+      const polykv_status released = polykv_cuda_lease_release(lease, streams, 1);
+      uint8_t byte = 0;
+      CHECK(runtime_here().copy_to_host(&byte, view.payload, 1).is_ok());
+      return released;
+    });
+  }
   release_while_busy([](polykv_lease* lease, void* const* streams) {
     return polykv_cuda_lease_release(lease, streams, 1);
   });

@@ -7,6 +7,7 @@
 
 #include "daemon/prefill/transformer/device_transformer.h"
 #include "daemon/prefill/transformer/last_queries.h"
+#include "daemon/prefill/transformer/torch_failure.h"
 #include "daemon/prefill/transformer/transformer.h"
 #include "tests/support/device_place.h"
 #include "tests/support/gguf_builder.h"
@@ -227,6 +228,50 @@ TEST_CASE("a pass on the device can be cancelled, and the cache keeps the chunks
   CHECK(worst_error(cache, expected) <= kTinyTolerance);
 }
 
+TEST_CASE("weights on their way to the device give signs of life, and can be cancelled") {
+  const NoViolation check;
+  const uint64_t bytes = tiny_weights().layout().value_count * sizeof(float);
+  const DevicePassSettings settings{.upload_bytes = bytes / 4};
+  std::vector<uint64_t> seen;
+  const auto keep = [&](uint64_t done, uint64_t total) {
+    CHECK(total == bytes);
+    seen.push_back(done);
+    return seen.size() < 4;
+  };
+  CHECK(DeviceTransformer::create(tiny_weights(), TestPlace::place(), settings, keep)
+            .status()
+            .code() == POLYKV_ERR_CANCELLED);
+  CHECK(seen == std::vector<uint64_t>{0, bytes / 4, bytes / 4 * 2, bytes / 4 * 3});
+  // In pieces, the last one shorter, they arrive whole.
+  Passes passes(tiny_weights(), {.upload_bytes = bytes / 4 + 4});
+  const auto ids = ids_of(20, passes.config().vocab_size);
+  KvCache expected = passes.host_cache(20);
+  REQUIRE(passes.host.forward(ids, expected, {}).is_ok());
+  DeviceKvCache cache = passes.device_cache(20);
+  REQUIRE(passes.device->forward(ids, cache, {}).is_ok());
+  CHECK(worst_error(cache, expected) <= kTinyTolerance);
+}
+
+TEST_CASE("what libtorch says tells device memory that is used up from a device that is lost") {
+  // As torch 2.x words them, up to the first line's end.
+  for (const char* text :
+       {"CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.15 GiB",
+        "CUDA error: out of memory", "CUDA driver error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasSgemm( handle, opa, opb)`"}) {
+    INFO(text);
+    CHECK(torch_failure_code(text) == POLYKV_ERR_NO_MEMORY);
+  }
+  for (const char* text : {"CUDA error: an illegal memory access was encountered",
+                           "CUDA error: unspecified launch failure",
+                           "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`",
+                           "CUDA driver error: invalid device context"}) {
+    INFO(text);
+    CHECK(torch_failure_code(text) == POLYKV_ERR_DEVICE_LOST);
+  }
+  CHECK(torch_failure_code("mat1 and mat2 shapes cannot be multiplied") == POLYKV_ERR_INTERNAL);
+}
+
 TEST_CASE("what does not fit is refused with a code of its own") {
   const NoViolation check;
   Passes passes(tiny_weights());
@@ -261,6 +306,13 @@ TEST_CASE("device memory is given back, and an error when there is none") {
   TestPlace::device().set_faults("");
   CHECK(refused.status().code() == POLYKV_ERR_NO_MEMORY);
   CHECK(refused.status().message().find("the model's weights") != std::string::npos);
+  const std::string free = std::to_string(free_before >> 20) + " MiB of device memory are free";
+  CHECK(refused.status().message().find(free) != std::string::npos);
+  const auto wrapped = [](polykv_status code) {
+    return with_free_memory(TestPlace::place(), {code, "attend"}).message();
+  };
+  CHECK(wrapped(POLYKV_ERR_NO_MEMORY) == "attend; " + free);
+  CHECK(wrapped(POLYKV_ERR_DEVICE_LOST) == "attend");
   CHECK(TestPlace::free_bytes() == free_before);
 }
 #endif

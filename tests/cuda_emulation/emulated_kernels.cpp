@@ -1,4 +1,5 @@
-// The kernels of libpolykv_cuda_emulated.so: on the calling thread, at once, whatever the stream.
+// The kernels of libpolykv_cuda_emulated.so: on the calling thread, at once. The emulated GPU is told that their stream is
+// busy all the same, so that who does not wait for it is found.
 #include <mutex>
 
 #include "kernels/cuda/attend_launcher.h"
@@ -10,6 +11,8 @@
 
 namespace polykv::test {
 
+extern "C" void polykv_emulated_keep_busy(void* stream, const void* pointer);
+
 namespace {
 
 constexpr uint32_t kMultiprocessors = 4;
@@ -17,21 +20,26 @@ constexpr uint32_t kMultiprocessors = 4;
 class EmulatedKernels final : public cuda::Kernels {
  public:
   Status encode(const KvSource& source, const LayerSlot& slot, const cuda::Workspace& workspace,
-                cuda::EncodeOutcome* outcome, void*) override {
+                cuda::EncodeOutcome* outcome, void* stream) override {
     const std::lock_guard lock(mutex_);
+    polykv_emulated_keep_busy(stream, outcome);
     EmulatedLauncher launcher({});
     return cuda::encode_with(launcher, source, slot, workspace, outcome);
   }
-  Status decode(const LayerView& layer, const DecodeTarget& target, void*) override {
+  Status decode(const LayerView& layer, const DecodeTarget& target, void* stream) override {
     const std::lock_guard lock(mutex_);
+    polykv_emulated_keep_busy(stream, layer.blocks);
     EmulatedLauncher launcher({});
     return cuda::decode_with(launcher, layer, target);
   }
   Result<uint64_t> attend_workspace_bytes(const cuda::AttendCall& call) override {
     return cuda::plan_attend(call, kMultiprocessors).workspace_bytes;
   }
-  Status attend(const cuda::AttendCall& call, const cuda::Workspace& workspace, void*) override {
+  Status attend(const cuda::AttendCall& call, const cuda::Workspace& workspace,
+                void* stream) override {
     const std::lock_guard lock(mutex_);
+    for (const cuda::AttendRun& run : call.runs)
+      polykv_emulated_keep_busy(stream, run.layer.blocks);
     EmulatedLauncher launcher({});
     return cuda::attend_with(launcher, call, workspace, kMultiprocessors);
   }

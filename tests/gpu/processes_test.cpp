@@ -1,5 +1,6 @@
 // Documents in the memory of a real GPU, and processes that share it: read by kernels, killed on either side, damaged.
-// The test's own process never uses the GPU: a forked child of one that has could not. Without a GPU it exits with 77.
+// The test's own process never uses the GPU: a forked child of one that has could not. Without a GPU, or with one whose
+// memory processes cannot share, it says why and exits with 77.
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <cstdio>
@@ -8,6 +9,7 @@
 #include "device/library.h"
 #include "polykv/cuda.h"
 #include "tests/support/child_process.h"
+#include "tests/support/gpu_sharing.h"
 #include "tests/support/synthetic_document.h"
 
 using namespace polykv;
@@ -19,6 +21,12 @@ namespace {
 std::string library_path() {
   const char* elsewhere = std::getenv("POLYKV_TEST_CUDA_LIBRARY");
   return elsewhere == nullptr ? POLYKV_CUDA_LIBRARY_PATH : elsewhere;
+}
+
+[[noreturn]] void unavailable(const std::string& why) {
+  std::printf("unavailable: %s\n", why.c_str());
+  std::fflush(stdout);
+  std::_Exit(77);
 }
 
 /// Before any test: which GPU there is, is asked in a child as well. On the emulation (tests run there too, so that
@@ -34,15 +42,15 @@ const bool kHasGpu = [] {
   if (pid != 0) {
     const ExitStatus found = wait_for_exit(pid);
     if (found.was_killed || found.code != 0) std::_Exit(found.was_killed ? 1 : found.code);
+    const std::string problem = why_memory_is_not_shared(library_path());
+    if (!problem.empty()) unavailable(problem);
     return true;
   }
   const auto runtime = device::load_runtime(library_path());
   const auto devices = runtime.is_ok() ? (*runtime)->devices() : runtime.status();
   if (devices.is_ok() && !devices->empty()) std::_Exit(0);
-  std::printf("unavailable: no GPU that CUDA can use: %s\n",
-              devices.is_ok() ? "none found" : devices.status().message().c_str());
-  std::fflush(stdout);
-  std::_Exit(77);
+  unavailable("no GPU that CUDA can use: " +
+              (devices.is_ok() ? std::string("none found") : devices.status().message()));
 }();
 
 void expect(bool condition, const std::string& what) {

@@ -6,8 +6,9 @@
 extern "C" {
 #endif
 
-/* Returns the number of failed checks, each told on stderr. */
-int c_abi_test(const char* socket_path);
+/* Returns the number of failed checks, each told on stderr. on_gpu: polykvd keeps documents in device
+ * memory. */
+int c_abi_test(const char* socket_path, int on_gpu);
 
 #ifdef __cplusplus
 }

@@ -171,6 +171,8 @@ TEST_CASE("attention over several segments is that over the decoded document, in
   for (const polykv_profile profile :
        {POLYKV_PROFILE_EXACT, POLYKV_PROFILE_K8V8, POLYKV_PROFILE_K6V5, POLYKV_PROFILE_K5V4,
         POLYKV_PROFILE_K8V3, POLYKV_PROFILE_K4V3, POLYKV_PROFILE_PAPER_K8V3}) {
+    // Of device memory the same code reads a copy.
+    if (TestDevice::is_wanted() && profile != POLYKV_PROFILE_K5V4) continue;
     document.profile = profile;
     const bool is_one_segment = profile == POLYKV_PROFILE_PAPER_K8V3;
     const client::Lease lease = bench.publish(document, is_one_segment ? 0 : 300);

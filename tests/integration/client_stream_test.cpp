@@ -252,7 +252,8 @@ TEST_CASE("a streamed document that is dropped tells its readers, who keep what 
   }
 }
 
-TEST_CASE("a million tokens in hundreds of segments stream within the limits on descriptors") {
+TEST_CASE("a million tokens in hundreds of segments stream within the limits on descriptors",
+          "[memfd]") {
   DaemonProcess daemon;
   TestDocument document;
   document.model = test_model({{1, 16, 16, 0}});

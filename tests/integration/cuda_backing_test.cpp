@@ -1,6 +1,9 @@
 // Documents in device memory: publish, lease, read, release; on an emulated GPU, with the real daemon.
 // The numbers are rows of the failure checklist.
+#include <unistd.h>
+
 #include <catch2/catch.hpp>
+#include <fstream>
 
 #include "polykv/cuda.h"
 #include "tests/support/child_process.h"
@@ -111,6 +114,34 @@ TEST_CASE("row 26: a segment is opened once in a process, however many leases th
   CHECK(bench.device().state()->open_total == opened);
   REQUIRE(second->release().ok());
   CHECK(document.worst_error(first) == 0);  // still open
+}
+
+TEST_CASE("a lease on device memory takes host memory for what is read on the host alone") {
+  const CudaBench bench;
+  const DaemonProcess daemon(bench.device().flags());
+  client::Session session = connect_to(daemon.socket_path());
+  const SyntheticDocument document(8192);
+  const client::Lease published = document.publish(session, "a");
+  // What RLIMIT_DATA counts, which bounds polykv-prefill.
+  const auto private_bytes = [] {
+    std::ifstream file("/proc/self/statm");
+    int64_t pages = 0;
+    for (int i = 0; i < 6; ++i) file >> pages;
+    return pages * ::sysconf(_SC_PAGESIZE);
+  };
+  CHECK(published.verify().ok());  // what the kernels' emulation keeps is there then
+  const int64_t before = private_bytes();
+  const auto lease = session.acquire("a");
+  REQUIRE(lease.ok());
+  cuda_view(*lease, 0, 0);
+  CHECK(lease->verify().ok());
+  const auto stored = static_cast<int64_t>(lease->info().stored_bytes);
+  REQUIRE(stored >= int64_t{10} << 20);
+  CHECK(private_bytes() - before < stored / 10);
+  REQUIRE(lease->layer_view(0, 1).ok());
+  REQUIRE(lease->layer_view(1, 1).ok());
+  CHECK(private_bytes() - before > stored / 5);
+  CHECK(document.worst_error(*lease) == 0);
 }
 
 TEST_CASE("a document in host memory is staged to the caller's device memory and viewed there") {

@@ -168,10 +168,12 @@ client::Segment begin_on_host(client::Publisher& publisher, uint64_t token_count
 
 /// Encodes all layers of a segment from device memory.
 void encode_by_kernels(const CudaBench& bench, const SyntheticDocument& document,
-                       polykv_segment* segment, uint64_t first, uint64_t count, int device) {
+                       polykv_segment* segment, uint64_t first, uint64_t count, int device,
+                       void* stream = nullptr) {
   device::Runtime& runtime = runtime_here();
   polykv_cuda_queue queue = default_queue();
   queue.device = device;
+  queue.stream = stream;
   for (uint32_t layer = 0; layer < document.layers.size(); ++layer) {
     const std::vector<float> k = document.values(false, layer, first, count);
     const std::vector<float> v = document.values(true, layer, first, count);
@@ -189,6 +191,7 @@ void encode_by_kernels(const CudaBench& bench, const SyntheticDocument& document
     const DeviceBuffer workspace(bench, bytes);
     CHECK(polykv_cuda_segment_encode_layer(segment, layer, &source, &queue, workspace.get(),
                                            bytes - 1) == POLYKV_ERR_INVALID_ARGUMENT);
+    keep_busy(stream, workspace.get());
     const polykv_status status =
         polykv_cuda_segment_encode_layer(segment, layer, &source, &queue, workspace.get(), bytes);
     INFO(polykv_last_error());
@@ -230,6 +233,62 @@ TEST_CASE(
     CHECK(error <= 1.001 * twin.worst_error(by_cpu));
     CHECK((error == 0) == (profile == POLYKV_PROFILE_EXACT));
   }
+}
+
+TEST_CASE(
+    "row 35: a client whose own device memory cannot be exported publishes and reads as any") {
+  const CudaBench bench;
+  const std::string backing = GENERATE("cuda", "memfd");
+  const DaemonProcess daemon(bench.device().flags({}, backing));
+  const OwnFaults expandable_segments("private_memory");
+  client::Session session = connect_to(daemon.socket_path());
+  SyntheticDocument document(130);
+  document.profile = POLYKV_PROFILE_K5V4;
+  client::Publisher publisher = document.become_producer(session, "a");
+  for (const uint64_t first : {0, 100}) {
+    const uint64_t count = first == 0 ? 100 : 30;
+    client::Segment segment =
+        backing == "cuda" ? begin_on_gpu(publisher, count) : begin_on_host(publisher, count);
+    encode_by_kernels(bench, document, segment.get(), first, count, backing == "cuda" ? -1 : 0);
+    REQUIRE(segment.commit().ok());
+  }
+  const auto lease = publisher.finish_with_lease();
+  REQUIRE(lease.ok());
+  CHECK(lease->verify().ok());
+  uint64_t staging_bytes = 0;
+  if (backing == "memfd")
+    REQUIRE(polykv_cuda_lease_staging_bytes(lease->get(), &staging_bytes) == POLYKV_OK);
+  const DeviceBuffer own(bench, std::max<uint64_t>(staging_bytes, 1));
+  if (backing == "memfd")
+    REQUIRE(polykv_cuda_lease_stage(lease->get(), 0, own.get(), staging_bytes) == POLYKV_OK);
+  compare_decoding(bench, *lease, 0, 130);
+  compare_attention(bench, *lease, 20, 110);
+  // It never tried to export anything, and could not have.
+  CHECK(bench.device().state()->refused_export_total == 0);
+  CHECK(runtime_here().export_handle(own.get()).status().code() == POLYKV_ERR_INVALID_ARGUMENT);
+  CHECK(bench.device().state()->refused_export_total == 1);
+}
+
+TEST_CASE("row 37: what was queued on a stream is done before and after a layer is encoded on it") {
+  const CudaBench bench;
+  const DaemonProcess daemon(bench.device().flags({}, "memfd"));
+  client::Session session = connect_to(daemon.socket_path());
+  SyntheticDocument document(70);
+  document.profile = POLYKV_PROFILE_K5V4;
+  client::Publisher publisher = document.become_producer(session, "a");
+  client::Segment segment = begin_on_host(publisher, 70);
+  device::Runtime& runtime = runtime_here();
+  REQUIRE(runtime.use_device(0).is_ok());
+  const auto stream = runtime.create_stream();
+  REQUIRE(stream.is_ok());
+  // The workspace, which the payload is made in, is what the stream is busy with: at first by the caller's work.
+  encode_by_kernels(bench, document, segment.get(), 0, 70, 0, *stream);
+  REQUIRE(segment.commit().ok());
+  const auto lease = publisher.finish_with_lease();
+  REQUIRE(lease.ok());
+  CHECK(lease->verify().ok());
+  CHECK(runtime.destroy_stream(*stream).is_ok());
+  // ~CudaBench: nothing was touched while the stream was busy with it.
 }
 
 TEST_CASE(

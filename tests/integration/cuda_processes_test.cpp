@@ -238,6 +238,45 @@ TEST_CASE("rows 13 and 15: with the daemon killed, agents stop, and their memory
   wait_for_live_count(bench, 1);
 }
 
+TEST_CASE("row 11: a GPU that fails in one agent fails it alone; daemon and other agents go on") {
+  const CudaBench bench;
+  const DaemonProcess daemon(bench.device().flags());
+  publish(daemon, TestDocument(), "a");
+  const auto start = [&](bool is_faulty) {
+    return std::make_unique<ChildProcess>([&daemon, is_faulty](const Channel& parent) {
+      client::Session session = connect_in_child(daemon.socket_path());
+      const auto lease = session.acquire("a");
+      expect(lease.ok() && lease->verify().ok(), "verify");
+      parent.say("reading");
+      parent.hear();
+      if (is_faulty) {
+        const OwnFaults fault("device_lost");
+        expect(code_of(lease->verify()) == POLYKV_ERR_DEVICE_LOST, "verify without a GPU");
+        expect(lease->tokens().ok(), "tokens");
+        parent.say("failed");
+        parent.hear();
+        std::_Exit(0);  // its context is of no use any more
+      }
+      expect(lease->verify().ok(), "verify again");
+    });
+  };
+  const auto faulty = start(true);
+  const auto other = start(false);
+  REQUIRE(faulty->hear() == "reading");
+  REQUIRE(other->hear() == "reading");
+  faulty->say("fail");
+  REQUIRE(faulty->hear() == "failed");
+  other->say("go on");
+  CHECK(other->succeeds());
+  RawClient client(daemon.socket_path());
+  client.publish(document_number(2), "b");
+  CHECK(status_of(client).lease_count == 1);
+  faulty->say("exit");
+  CHECK(faulty->succeeds());
+  CHECK(client.remove("a").code() == POLYKV_OK);
+  wait_for_live_count(bench, 1);
+}
+
 TEST_CASE("row 17: a segment that was not opened before the daemon died is never opened after") {
   const CudaBench bench;
   DaemonProcess daemon(bench.device().flags());

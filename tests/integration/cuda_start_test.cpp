@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "device/probe.h"
+#include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/raw_client.h"
 
@@ -27,20 +28,22 @@ DaemonRun refused_start(const EmulatedDevice& device, std::vector<std::string> m
 }  // namespace
 
 TEST_CASE("row 23: where memory cannot be shared, polykvd refuses to start and names the cause") {
-  for (const char* fault : {"ipc_unsupported", "open_fails"}) {
-    const EmulatedDevice device;
-    device.set_faults(fault);
-    const DaemonRun run = refused_start(device);
-    INFO(run.output);
-    CHECK(run.status.code == POLYKV_ERR_UNSUPPORTED);
-    CHECK(contains(run.output, "with another process"));
-    CHECK(contains(run.output, "WSL2"));
-    CHECK(contains(run.output, "MIG"));
-    CHECK(contains(run.output, "PID namespace"));
-    CHECK(contains(run.output, "different users"));
-    CHECK(contains(run.output, "--backing memfd"));
-    CHECK(device.violations() == "");
-  }
+  const auto [fault, drivers_words] =
+      GENERATE(std::pair("ipc_unsupported", "export device memory: operation not supported"),
+               std::pair("open_fails", "open device memory: mapping of buffer object failed"));
+  const EmulatedDevice device;
+  device.set_faults(fault);
+  const DaemonRun run = refused_start(device);
+  INFO(run.output);
+  CHECK(run.status.code == POLYKV_ERR_UNSUPPORTED);
+  CHECK(contains(run.output, "with another process"));
+  CHECK(contains(run.output, drivers_words));
+  CHECK(contains(run.output, "WSL2"));
+  CHECK(contains(run.output, "MIG"));
+  CHECK(contains(run.output, "PID namespace"));
+  CHECK(contains(run.output, "different users"));
+  CHECK(contains(run.output, "--backing memfd"));
+  CHECK(device.violations() == "");
 }
 
 TEST_CASE("row 23: with --backing auto it keeps documents in host memory and says why") {
@@ -81,12 +84,31 @@ TEST_CASE("row 33: a daemon that starts before the driver waits for it and says 
   const DaemonProcess daemon(device.flags(), device.environment());
   driver.join();
   CHECK(contains(daemon.log(), "waiting for the GPU: count GPUs: no CUDA-capable device"));
+  CHECK(
+      contains(daemon.notifications(), "STATUS=Waiting for the GPU: count GPUs: no CUDA-capable"));
+  CHECK(contains(daemon.notifications(), "EXTEND_TIMEOUT_USEC="));
   RawClient client(daemon.socket_path());
   const Reply reply = client.status();
   CHECK(text_or_empty(reply.as<wire::StatusReply>().backing()) == "cuda");
 }
 
-TEST_CASE("row 33: it does not wait for ever, and can be told to stop meanwhile") {
+TEST_CASE("row 33: a daemon that waits for the driver can be told to stop") {
+  const EmulatedDevice device;
+  device.set_faults("no_driver");
+  device.use_here();
+  const TemporaryFolder folder;
+  ChildProcess daemon([&](const Channel&) {
+    ::unsetenv("NOTIFY_SOCKET");
+    const std::string socket = folder.path() + "/socket";
+    ::execl(POLYKV_DAEMON_PATH, POLYKV_DAEMON_PATH, "--backing", "cuda", "--cuda-library",
+            POLYKV_EMULATED_LIBRARY, "--cuda-wait", "600s", "--socket", socket.c_str(), nullptr);
+  });
+  while (device.state()->missing_total == 0) std::this_thread::yield();
+  daemon.signal(SIGTERM);
+  CHECK(daemon.succeeds());
+}
+
+TEST_CASE("row 33: it does not wait for ever") {
   const EmulatedDevice device;
   device.set_faults("no_driver");
   const DaemonRun run = refused_start(device, {"--cuda-wait", "1ms"});

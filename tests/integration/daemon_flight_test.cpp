@@ -198,7 +198,7 @@ TEST_CASE("a producer that stalls loses its ticket, and what it says later is st
   (void)heirs_ticket;
 }
 
-TEST_CASE("progress renews a ticket, a stopped producer then loses it") {
+TEST_CASE("progress renews a ticket, a stopped producer then loses it", "[memfd]") {
   constexpr int kStallMs = 2000;
   DaemonProcess daemon({"--stall-deadline", std::to_string(kStallMs) + "ms"});
   const TestDocument document;
@@ -217,7 +217,7 @@ TEST_CASE("progress renews a ticket, a stopped producer then loses it") {
   CHECK(producer.progress(ticket).code() == POLYKV_ERR_STALE);
 }
 
-TEST_CASE("a commit renews a ticket") {
+TEST_CASE("a commit renews a ticket", "[memfd]") {
   DaemonProcess daemon({"--stall-deadline", "2s"});
   TestDocument document = document_number(1, 256 * 3);
   RawClient producer(daemon.socket_path());

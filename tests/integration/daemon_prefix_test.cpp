@@ -253,7 +253,7 @@ TEST_CASE("an incomplete document is evicted like any other") {
   CHECK(stored_bytes(client) == other.segment_bytes(0, 600));
 }
 
-TEST_CASE("an extension begins at the very end of what it extends", "[memfd]") {
+TEST_CASE("an extension begins at the very end of what it extends") {
   DaemonProcess daemon;
   RawClient client(daemon.socket_path());
   TestDocument text = sharing(7639, 7639, 0);
@@ -280,6 +280,7 @@ TEST_CASE("an extension begins at the very end of what it extends", "[memfd]") {
   const Reply granted = client.acquire(producing(), &longer);
   CHECK(granted.as<wire::TicketGranted>().next_token() == 7936);
   // The old lease: its segments are there and verify.
+  if (TestDevice::is_wanted()) return;  // their payloads are in device memory
   for (size_t i = 0; i < reader.fds.size(); ++i) {
     const Mapping mapping =
         take(Mapping::map(reader.fds[i].get(), reader.sizes_bytes[i], MapAccess::read_only));

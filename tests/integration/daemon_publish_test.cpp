@@ -9,8 +9,7 @@
 using namespace polykv;
 using namespace polykv::test;
 
-TEST_CASE("a published document is found by name, by digest and by tokens, and reads the same",
-          "[memfd]") {
+TEST_CASE("a published document is found by name, by digest and by tokens, and reads the same") {
   DaemonProcess daemon;
   RawClient producer(daemon.socket_path());
   const TestDocument document;
@@ -24,6 +23,7 @@ TEST_CASE("a published document is found by name, by digest and by tokens, and r
   for (const uint64_t id : {reader.send_acquire(by_name), reader.send_acquire(by_digest)}) {
     const RawClient::LeasedDocument leased = reader.take_lease(id);
     REQUIRE(leased.fds.size() == 2);
+    if (TestDevice::is_wanted()) continue;  // the rest is in device memory
     uint64_t next_token = 0;
     for (size_t i = 0; i < 2; ++i) {
       const Mapping mapping =
@@ -114,8 +114,7 @@ TEST_CASE("what a producer chose decides a reservation's size, and is checked") 
   CHECK(client.receive(client.send(builder, body)).code() == POLYKV_ERR_INVALID_ARGUMENT);
 }
 
-TEST_CASE("a reservation tells size and digests, and its memory is there and fixed in size",
-          "[memfd]") {
+TEST_CASE("a reservation tells size and digests, and its memory is there and fixed in size") {
   DaemonProcess daemon;
   RawClient client(daemon.socket_path());
   const TestDocument document;
@@ -123,7 +122,7 @@ TEST_CASE("a reservation tells size and digests, and its memory is there and fix
   const wire::Handle ticket = client.become_producer(document);
   const Reply reply = client.reserve(ticket, 0, 300);
   const auto& reserved = reply.as<wire::SegmentReserved>();
-  CHECK(reserved.size_bytes() == document.segment_bytes(0, 300));
+  CHECK(reserved.size_bytes() == document.host_bytes(0, 300));
   CHECK(from_wire(*reserved.root_digest()) == chain_root(document.model));
   CHECK(from_wire(*reserved.parent_digest()) == chain_root(document.model));
   REQUIRE(reserved.digests()->size() == 2);
@@ -187,8 +186,7 @@ TEST_CASE("a segment that fails verification is reclaimed, and the ticket may tr
   CHECK(client.lease("text").fds.size() == 1);
 }
 
-TEST_CASE("what a producer sealed by itself while it is mapped stays charged until it lets go",
-          "[memfd]") {
+TEST_CASE("what a producer sealed by itself while it is mapped stays charged until it lets go") {
   DaemonProcess daemon;
   RawClient client(daemon.socket_path());
   const TestDocument document;
@@ -199,7 +197,7 @@ TEST_CASE("what a producer sealed by itself while it is mapped stays charged unt
   REQUIRE(fcntl(reply.received.fds[0].get(), F_ADD_SEALS, F_SEAL_SEAL) == 0);
   CHECK(client.commit(*reserved.segment()).code() == POLYKV_ERR_INVALID_ARGUMENT);
   const Reply status = client.status();
-  CHECK(status.as<wire::StatusReply>().retiring_bytes() == reserved.size_bytes());
+  CHECK(status.as<wire::StatusReply>().retiring_bytes() == document.segment_bytes(0, 300));
 }
 
 TEST_CASE("a paper-k8v3 document is one segment, and an unknown codec has no producer") {

@@ -32,7 +32,7 @@ std::string message_of(const Reply& reply) {
 
 }  // namespace
 
-TEST_CASE("one user's documents are to another as if they were not there") {
+TEST_CASE("one user's documents are to another as if they were not there", "[memfd]") {
   skip_unless_root();
   DaemonProcess daemon({"--peer-pidfd", GENERATE(as<std::string>(), "auto", "client")}, {},
                        kDaemonUser);

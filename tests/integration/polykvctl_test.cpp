@@ -126,7 +126,8 @@ TEST_CASE("help and version are no errors") {
   CHECK(contains(tool({"put", "--help"}).output, "--chat-head"));
 }
 
-TEST_CASE("without a daemon each command that needs one exits with 9 and says how to start it") {
+TEST_CASE("without a daemon each command that needs one exits with 9 and says how to start it",
+          "[memfd]") {
   const Tool tool(kNowhere);
   const TemporaryFolder folder;
   const std::string model = folder.write("m.gguf", "x");
@@ -326,7 +327,18 @@ TEST_CASE("put says what is wrong with its files") {
   const std::string empty = fixture.file("empty.txt", "");
   fails(POLYKV_ERR_EMPTY_DOCUMENT, {empty, "--model", fixture.model}, "empty.txt");
   fails(POLYKV_ERR_EMPTY_DOCUMENT, {"-", "--name", "n", "--model", fixture.model}, "no tokens");
-  fails(POLYKV_ERR_PERMISSION, {text, "--model", fixture.model, "--share", "public"}, "public");
+}
+
+TEST_CASE("put shares with everybody only what is of a configured model and in host memory") {
+  const Fixture fixture;
+  const std::string text = fixture.file("a.txt", "text");
+  const auto [code, why] = TestDevice::is_wanted()
+                               ? std::pair(POLYKV_ERR_UNSUPPORTED, "--backing memfd")
+                               : std::pair(POLYKV_ERR_PERMISSION, "public");
+  CHECK(contains(
+      fixture.tool.failure(code, {"put", text, "--model", fixture.model, "--share", "public"}),
+      why));
+  CHECK(fixture.tool.json({"ls"})["documents"].empty());
 }
 
 TEST_CASE("a file that the user may not read is a matter of permission") {
@@ -391,7 +403,9 @@ TEST_CASE("put passes on what the worker says, and survives its death") {
         0);
 }
 
-TEST_CASE("doctor's findings have a name, a health and a detail, and remedies where due") {
+// With documents in device memory: cuda_tools_test.
+TEST_CASE("doctor's findings have a name, a health and a detail, and remedies where due",
+          "[memfd]") {
   const DaemonProcess daemon;
   const Tool tool(daemon.socket_path());
   const Json found = tool.json({"doctor"});

@@ -35,9 +35,17 @@ std::string tiny_model(uint32_t seed = 1) {
   return model.build();
 }
 
+/// Where documents are in the memory of a GPU, a worker that computes on it: one on the processor cannot read a prefix there.
+const char* worker() {
+#ifdef POLYKV_PREFILL_ON_EMULATED_GPU
+  if (TestDevice::is_wanted()) return POLYKV_PREFILL_ON_EMULATED_GPU;
+#endif
+  return POLYKV_PREFILL_PATH;
+}
+
 struct Bench : private ModelFolder, public IngestBench {
   explicit Bench(Flags flags = {})
-      : ModelFolder(tiny_model()), IngestBench(POLYKV_PREFILL_PATH, path, std::move(flags)) {}
+      : ModelFolder(tiny_model()), IngestBench(worker(), path, std::move(flags)) {}
 };
 
 /// No merges: a token for each character. Texts of different numbers differ from `shared` on.
@@ -150,7 +158,7 @@ TEST_CASE("simultaneous ingests of two texts that share a prefix prefill exactly
   std::vector<Status> results(8);
   for (size_t i = 0; i < results.size(); ++i) {
     agents.emplace_back([&, i] {
-      results[i] = bench.ingest(i < 6 ? text_of(7639) : text_of(6000, 5000, 1)).status();
+      results[i] = bench.ingest(exact(), i < 6 ? text_of(7639) : text_of(6000, 5000, 1)).status();
     });
   }
   for (std::thread& agent : agents) agent.join();
@@ -165,7 +173,7 @@ TEST_CASE("a document is extended without its worker, its readers or its segment
   uint64_t expected = 3000;
   uint64_t stored = bench.status().stored_bytes;
   IngestResult longest = Status(POLYKV_ERR_INTERNAL, "not run");
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < 2; ++i) {
     bench.wait_until_no_worker();
     longest = bench.ingest(extending("log"), text_of(100, 0, i + 1));
     REQUIRE(message_of(longest) == "");
@@ -174,10 +182,11 @@ TEST_CASE("a document is extended without its worker, its readers or its segment
     CHECK((*longest)->document().token_count == expected);
     CHECK((*longest)->document().names == std::vector<std::string>{"log"});
     const uint64_t now = bench.status().stored_bytes;
-    CHECK(now - stored < 200'000);  // of about 1.6 MB
+    // Of about 1.6 MB, or a page of the GPU's.
+    CHECK(now - stored <= (TestDevice::is_wanted() ? device::kGranularityBytes : 200'000));
     stored = now;
   }
-  CHECK((*longest)->document().segment_count == 4);
+  CHECK((*longest)->document().segment_count == 3);
   CHECK(difference_from_one_prefill(bench, **longest) <= 1e-4);
   CHECK((*first)->verify().is_ok());
   CHECK((*first)->document().token_count == 3000);
@@ -221,7 +230,7 @@ TEST_CASE("of two extensions at the same time one is told that the name has move
 
 TEST_CASE("a worker that was killed after a segment costs only the rest") {
   const Bench bench;
-  lib::IngestRequest request;
+  lib::IngestRequest request = exact();
   request.on_progress = [&, sent = false](const polykv_ingest_progress& progress) mutable {
     if (sent || progress.tokens_done < 4096 + 512) return true;
     sent = true;
@@ -236,7 +245,7 @@ TEST_CASE("a worker that was killed after a segment costs only the rest") {
   CHECK(bench.ingest(request, text_of(12'000)).status().code() == POLYKV_ERR_WORKER);
   const uint64_t before = prefilled(bench);
   CHECK(before >= 4096);
-  REQUIRE(bench.ingest(text_of(12'000)).is_ok());
+  REQUIRE(bench.ingest(exact(), text_of(12'000)).is_ok());
   const uint64_t rest = prefilled(bench) - before;
   CHECK(rest <= 12'000 - 4096);
   CHECK(rest % 4096 == 12'000 % 4096);

@@ -23,6 +23,7 @@ class CudaBench {
     the_device().change([](EmulatedState& state) {
       state.foreign_bytes = 0;
       state.open_total = 0;
+      state.refused_export_total = 0;
     });
     forget_violations();
   }
@@ -46,6 +47,13 @@ inline device::Runtime& runtime_here() {
   const auto runtime = device::load_runtime(POLYKV_EMULATED_LIBRARY);
   REQUIRE(runtime.is_ok());
   return **runtime;
+}
+
+/// A kernel of a test that uses device memory until its stream is waited for.
+inline void keep_busy(void* stream, const void* pointer) {
+  const auto keep = device::find_function(POLYKV_EMULATED_LIBRARY, "polykv_emulated_keep_busy");
+  REQUIRE(keep.is_ok());
+  reinterpret_cast<void (*)(void*, const void*)> (*keep)(stream, pointer);
 }
 
 /// Device memory of this process.

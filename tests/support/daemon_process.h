@@ -113,6 +113,8 @@ class DaemonProcess {
     std::ifstream file(folder_.path() + "/log");
     return {std::istreambuf_iterator<char>(file), {}};
   }
+  /// What it told its service manager until it was ready, a message after the other.
+  const std::string& notifications() const { return notifications_; }
   size_t open_descriptor_count() const {
     const std::filesystem::directory_iterator entries("/proc/" + std::to_string(pid_) + "/fd");
     return static_cast<size_t>(std::distance(begin(entries), end(entries)));
@@ -178,6 +180,7 @@ class DaemonProcess {
         char text[4096];
         const ssize_t length = ::recv(notify_.get(), text, sizeof text, 0);
         const std::string message(text, length > 0 ? static_cast<size_t>(length) : 0);
+        notifications_ += message + '\n';
         if (message.find("READY=1") != std::string::npos) return true;
       } else if ((entries[1].revents & POLLIN) != 0) {
         return false;
@@ -189,6 +192,7 @@ class DaemonProcess {
   std::optional<uid_t> run_as_;
   std::string socket_path_;
   UniqueFd notify_;
+  std::string notifications_;
   pid_t pid_ = -1;
 };
 

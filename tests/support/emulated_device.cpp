@@ -60,7 +60,7 @@ Uuid uuid_of(uint32_t device) {
 }
 
 struct Stream {
-  const void* in_use = nullptr;  // device memory that its pending work reads
+  std::set<const void*> in_use;  // device memory that its pending work reads or writes
 };
 
 /// Where an allocation is in this process.
@@ -189,8 +189,13 @@ class EmulatedRuntime final : public device::Runtime {
 
   Result<IpcHandle> export_handle(void* pointer) override {
     POLYKV_RETURN_IF_ERROR(check_context("export"));
-    if (faults().has("ipc_unsupported"))
+    const EmulatedFaults now = faults();
+    if (now.has("ipc_unsupported") || now.has("private_memory")) {
+      ++EmulatedStateFile::Guard(file_)->refused_export_total;
+      if (now.has("private_memory"))
+        return {POLYKV_ERR_INVALID_ARGUMENT, "export device memory: invalid argument"};
       return {POLYKV_ERR_UNSUPPORTED, "export device memory: operation not supported"};
+    }
     const std::lock_guard lock(mutex_);
     const auto found = mappings_.find(pointer);
     if (found == mappings_.end() || !found->second.is_own)
@@ -235,9 +240,7 @@ class EmulatedRuntime final : public device::Runtime {
     }
     if (static_cast<int>(found->second.device) != current_device)
       violation("close: another device is current");
-    for (const auto& stream : streams_) {
-      if (stream->in_use == pointer) violation("close: a stream still uses it");
-    }
+    if (is_in_use(pointer, found->second)) violation("close: a stream still uses it");
     EmulatedStateFile::Guard state(file_);
     if (EmulatedAllocation* allocation = find(*state, found->second.id)) {
       EmulatedImporter* importer = importer_of(*allocation);
@@ -267,7 +270,7 @@ class EmulatedRuntime final : public device::Runtime {
     POLYKV_RETURN_IF_ERROR(check_context("synchronize_stream"));
     const std::lock_guard lock(mutex_);
     for (const auto& known : streams_) {
-      if (known.get() == stream) known->in_use = nullptr;
+      if (known.get() == stream) known->in_use.clear();
     }
     return Status::ok();
   }
@@ -281,7 +284,7 @@ class EmulatedRuntime final : public device::Runtime {
   Status synchronize_device() override {
     POLYKV_RETURN_IF_ERROR(check_context("synchronize_device"));
     const std::lock_guard lock(mutex_);
-    for (const auto& stream : streams_) stream->in_use = nullptr;
+    for (const auto& stream : streams_) stream->in_use.clear();
     return Status::ok();
   }
 
@@ -296,10 +299,12 @@ class EmulatedRuntime final : public device::Runtime {
     return Status::ok();
   }
 
-  /// A kernel that a test's stream has not finished.
+  /// A kernel that a stream has not finished. What is done outside of streams waits for the default one.
   void keep_busy(void* stream, const void* pointer) {
     const std::lock_guard lock(mutex_);
-    static_cast<Stream*>(stream)->in_use = pointer;
+    for (const auto& known : streams_) {
+      if (known.get() == stream) known->in_use.insert(pointer);
+    }
   }
 
  private:
@@ -339,6 +344,8 @@ class EmulatedRuntime final : public device::Runtime {
       if (first < begin || first + size_bytes > begin + mapping.size_bytes) continue;
       if (static_cast<int>(mapping.device) != current_device)
         violation(std::string(operation) + ": another device is current");
+      if (is_in_use(start, mapping))
+        violation(std::string(operation) + ": a stream is not done with it");
       spoil_if_exporter_died(start, mapping, operation);
       return Status::ok();
     }
@@ -353,6 +360,14 @@ class EmulatedRuntime final : public device::Runtime {
     if (allocation != nullptr && !allocation->is_freed && allocation->owner.is_alive()) return;
     violation(std::string(operation) + ": its exporter is gone");
     std::memset(start, kGarbage, mapping.size_bytes);
+  }
+
+  bool is_in_use(const void* start, const Mapping& mapping) const {
+    const auto* const end = static_cast<const uint8_t*>(start) + mapping.size_bytes;
+    return std::any_of(streams_.begin(), streams_.end(), [&](const auto& stream) {
+      const auto first = stream->in_use.lower_bound(start);
+      return first != stream->in_use.end() && *first < end;
+    });
   }
 
   static void* map(int fd, uint64_t size_bytes) {
@@ -439,7 +454,7 @@ extern "C" __attribute__((visibility("default"))) device::Runtime* polykv_device
   return nullptr;  // there is no such folder
 }
 
-/// For tests: a stream has work that reads a device pointer, until it is waited for.
+/// A stream has work on what a device pointer points to, until it is waited for.
 extern "C" __attribute__((visibility("default"))) void polykv_emulated_keep_busy(
     void* stream, const void* pointer) {
   the_runtime()->keep_busy(stream, pointer);

@@ -101,6 +101,14 @@ class EmulatedDevice {
   TemporaryFolder folder_;
 };
 
+/// Faults that this process alone has, until this is destroyed: daemons that it started before do without.
+struct OwnFaults {
+  explicit OwnFaults(const char* words) { ::setenv(kEmulatedFaults, words, 1); }
+  ~OwnFaults() { ::unsetenv(kEmulatedFaults); }
+  OwnFaults(const OwnFaults&) = delete;
+  OwnFaults& operator=(const OwnFaults&) = delete;
+};
+
 /// The emulated GPU of a whole test program, for the tests that run on every backing. A violation is
 /// the program's failure.
 class TestDevice {

@@ -26,6 +26,7 @@
 namespace polykv::test {
 
 inline constexpr const char* kEmulationFolder = "POLYKV_EMULATED_DEVICE";
+inline constexpr const char* kEmulatedFaults = "POLYKV_EMULATED_FAULTS";
 
 /// A process, told apart from a later one with its PID.
 struct EmulatedProcess {
@@ -83,9 +84,10 @@ struct EmulatedState {
   uint64_t device_bytes = uint64_t{1} << 30;
   uint64_t foreign_bytes = 0;  // what programs that are not ours use of device 0
   uint64_t next_id = 1;
-  uint64_t allocated_total = 0;  // allocations so far
-  uint64_t open_total = 0;       // handles opened so far
-  uint64_t missing_total = 0;    // times that a program looked for a driver that was not there
+  uint64_t allocated_total = 0;       // allocations so far
+  uint64_t open_total = 0;            // handles opened so far
+  uint64_t missing_total = 0;         // times that a program looked for a driver that was not there
+  uint64_t refused_export_total = 0;  // times that a program wanted to export what cannot be
   EmulatedAllocation allocations[kEmulatedAllocationMax];
 
   uint64_t live_count() const {
@@ -98,19 +100,25 @@ struct EmulatedState {
 /// Words of the file `faults`, and what they make happen:
 ///   no_driver         there is no device, as before the kernel's module is loaded
 ///   ipc_unsupported   memory cannot be exported
+///   private_memory    neither can it, being another kind of memory: that of an allocator of expandable segments
 ///   open_fails        what was exported cannot be opened
 ///   out_of_memory     nothing can be allocated
 ///   device_lost       every call fails
 ///   no_peer_access    devices cannot reach each other's memory
 ///   memory_unknown    how much memory is free cannot be asked
 ///   other_driver      the driver's version is another one
+///   no_driver_in_sandbox   no_driver, in a polykv-prefill from when it has closed its sandbox on
+/// Words of POLYKV_EMULATED_FAULTS, which are a process's own, have the same effect there alone.
 struct EmulatedFaults {
   std::set<std::string> words;
 
   static EmulatedFaults read(const std::string& folder) {
-    std::ifstream file(folder + "/faults");
     EmulatedFaults faults;
-    for (std::string word; file >> word;) faults.words.insert(word);
+    const auto add = [&](std::istream&& text) {
+      for (std::string word; text >> word;) faults.words.insert(word);
+    };
+    add(std::ifstream(folder + "/faults"));
+    if (const char* own = std::getenv(kEmulatedFaults)) add(std::istringstream(own));
     return faults;
   }
   bool has(const char* word) const { return words.contains(word); }

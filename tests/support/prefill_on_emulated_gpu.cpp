@@ -3,6 +3,7 @@
 // use descriptors that it has, so there is no filter here; sandbox_test looks at the one for GPUs.
 #include "daemon/prefill/transformer/torch_gpu.h"
 #include "daemon/prefill/worker/sandbox.h"
+#include "tests/support/emulated_state.h"
 
 namespace polykv {
 
@@ -14,9 +15,14 @@ Result<TorchDevice> torch_gpu(int index) {
   return TorchDevice{false, index};
 }
 
+/// A GPU that a filter would not let through has no driver from here on, if a test wants it so.
 Status enter_sandbox(const SandboxLimits& limits) {
-  if (limits.uses_gpu) return Status::ok();
-  return {POLYKV_ERR_UNSUPPORTED, "this program is for tests on an emulated GPU alone"};
+  if (!limits.uses_gpu)
+    return {POLYKV_ERR_UNSUPPORTED, "this program is for tests on an emulated GPU alone"};
+  const char* folder = std::getenv(test::kEmulationFolder);
+  if (folder != nullptr && test::EmulatedFaults::read(folder).has("no_driver_in_sandbox"))
+    ::setenv(test::kEmulatedFaults, "no_driver", 1);
+  return Status::ok();
 }
 
 Status harden_process() {

@@ -66,15 +66,24 @@ struct TestDocument {
 
   /// What a segment takes of the budget, in the memory where the test's daemon keeps it.
   uint64_t segment_bytes(uint64_t first, uint64_t count) const {
+    const SegmentHeader header = planned(first, count);
+    return TestDevice::is_wanted() ? device::round_up(header.total_bytes - header.data_offset)
+                                   : header.total_bytes;
+  }
+  /// What it takes of the host's memory until it is sealed.
+  uint64_t host_bytes(uint64_t first, uint64_t count) const {
+    return planned(first, count).total_bytes;
+  }
+
+ private:
+  SegmentHeader planned(uint64_t first, uint64_t count) const {
     SegmentSpec spec;
     spec.identity = model;
     spec.profile = profile;
     spec.first_token = first;
     spec.token_count = count;
     spec.digest_count = segment_digest_count(first, count, first + count == tokens.size());
-    const SegmentHeader header = take(plan_segment(spec)).header;
-    return TestDevice::is_wanted() ? device::round_up(header.total_bytes - header.data_offset)
-                                   : header.total_bytes;
+    return take(plan_segment(spec)).header;
   }
 };
 

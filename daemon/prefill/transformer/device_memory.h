@@ -18,6 +18,9 @@ struct DevicePlace {
   TorchDevice torch;
 };
 
+/// What fails for want of device memory says how much is free, if that is known; other errors, and none, stay as they are.
+Status with_free_memory(const DevicePlace& place, const Status& status);
+
 /// Move-only. Freed by any thread, once no work on any stream uses it.
 class DeviceMemory {
  public:

@@ -11,8 +11,6 @@ namespace polykv {
 
 namespace {
 
-constexpr uint64_t kUploadBytes = uint64_t{64} << 20;
-
 PassModel pass_model(const ModelConfig& config, const WeightsLayout& layout, const float* weights,
                      uint64_t tile_logits) {
   PassModel model;
@@ -47,9 +45,10 @@ DeviceTransformer::DeviceTransformer(const Weights& weights, const DevicePlace& 
 DeviceTransformer::~DeviceTransformer() = default;
 
 Result<std::unique_ptr<DeviceTransformer>> DeviceTransformer::create(
-    const Weights& weights, const DevicePlace& place, const DevicePassSettings& settings) {
+    const Weights& weights, const DevicePlace& place, const DevicePassSettings& settings,
+    const Weights::Progress& progress) {
   std::unique_ptr<DeviceTransformer> result(new DeviceTransformer(weights, place, settings));
-  POLYKV_RETURN_IF_ERROR(result->upload(weights));
+  POLYKV_RETURN_IF_ERROR(result->upload(weights, progress));
   PassModel model =
       pass_model(result->config_, weights.layout(),
                  static_cast<const float*>(result->weights_.pointer()), settings.tile_logits);
@@ -57,14 +56,16 @@ Result<std::unique_ptr<DeviceTransformer>> DeviceTransformer::create(
   return result;
 }
 
-Status DeviceTransformer::upload(const Weights& weights) {
+Status DeviceTransformer::upload(const Weights& weights, const Weights::Progress& progress) {
   const uint64_t bytes = weights.layout().value_count * sizeof(float);
   POLYKV_ASSIGN_OR_RETURN(weights_, DeviceMemory::allocate(place_, bytes, "the model's weights"));
   const auto* source = reinterpret_cast<const uint8_t*>(weights.data());
   auto* target = static_cast<uint8_t*>(weights_.pointer());
-  for (uint64_t done = 0; done < bytes; done += kUploadBytes) {
-    POLYKV_RETURN_IF_ERROR(place_.runtime->copy_to_device(target + done, source + done,
-                                                          std::min(kUploadBytes, bytes - done)));
+  for (uint64_t done = 0; done < bytes; done += settings_.upload_bytes) {
+    if (progress && !progress(done, bytes))
+      return {POLYKV_ERR_CANCELLED, "copy the model's weights to the GPU: cancelled"};
+    POLYKV_RETURN_IF_ERROR(place_.runtime->copy_to_device(
+        target + done, source + done, std::min(settings_.upload_bytes, bytes - done)));
   }
   return Status::ok();
 }
@@ -121,10 +122,11 @@ Status DeviceTransformer::forward(std::span<const uint32_t> ids, DeviceKvCache& 
     const bool is_last = done + part.size() == ids.size();
     const uint32_t last_row = is_last && !logits.empty() ? 1 : 0;
     const uint32_t wanted_rows = all_rows ? static_cast<uint32_t>(part.size()) : last_row;
-    POLYKV_RETURN_IF_ERROR(run_chunk(part, cache, wanted_rows, options));
+    POLYKV_RETURN_IF_ERROR(with_free_memory(place_, run_chunk(part, cache, wanted_rows, options)));
     if (wanted_rows > 0) {
-      POLYKV_RETURN_IF_ERROR(
-          pass_->read_out(wanted_rows, logits.data() + (all_rows ? done * vocabulary : 0)));
+      POLYKV_RETURN_IF_ERROR(with_free_memory(
+          place_,
+          pass_->read_out(wanted_rows, logits.data() + (all_rows ? done * vocabulary : 0))));
     }
     if (options.progress && !options.progress(cache.token_count(), end) && !is_last)
       return forward_cancelled(cache.token_count());

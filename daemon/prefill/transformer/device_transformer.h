@@ -21,15 +21,19 @@ struct DevicePassSettings {
   uint32_t query_rows = 0;
   /// Logits of attention that exist at a time, at least those of one query: 256 MiB.
   uint64_t tile_logits = uint64_t{1} << 26;
+  /// Of the weights at a time, between two calls of `progress`.
+  uint64_t upload_bytes = uint64_t{64} << 20;
 };
 
 /// One thread at a time.
 class DeviceTransformer {
  public:
-  /// Copies the weights to the device; the host's are not needed afterwards.
+  /// Copies the weights to the device; the host's are not needed afterwards. A big model on a slow link takes long:
+  /// `progress` is called meanwhile, and ends it (POLYKV_ERR_CANCELLED) by returning false.
   static Result<std::unique_ptr<DeviceTransformer>> create(const Weights& weights,
                                                            const DevicePlace& place,
-                                                           const DevicePassSettings& settings = {});
+                                                           const DevicePassSettings& settings = {},
+                                                           const Weights::Progress& progress = {});
   DeviceTransformer(const DeviceTransformer&) = delete;
   DeviceTransformer& operator=(const DeviceTransformer&) = delete;
   ~DeviceTransformer();
@@ -46,7 +50,7 @@ class DeviceTransformer {
  private:
   DeviceTransformer(const Weights& weights, const DevicePlace& place,
                     const DevicePassSettings& settings);
-  Status upload(const Weights& weights);
+  Status upload(const Weights& weights, const Weights::Progress& progress);
   Status run_chunk(std::span<const uint32_t> ids, DeviceKvCache& cache, uint32_t wanted_rows,
                    const ForwardOptions& options);
   Status show_queries(uint32_t layer, uint32_t first_position, uint32_t row_count,

@@ -34,6 +34,8 @@
 #include <new>
 #include <string>
 
+#include "daemon/prefill/transformer/torch_failure.h"
+
 namespace polykv {
 
 namespace {
@@ -44,14 +46,14 @@ Status failed(const char* operation, const std::exception& error) {
       std::string(operation) + " on the device: " + text.substr(0, text.find('\n'));
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr)
     return {POLYKV_ERR_NO_MEMORY, std::string(operation) + ": out of host memory"};
-  if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr)
-    return {POLYKV_ERR_NO_MEMORY, cause + "; free device memory or cut the document"};
-  // What the driver reports may be of any earlier call, and mostly ends the context.
-  for (const char* word : {"CUDA error", "CUDA driver", "CUBLAS_STATUS", "cuda runtime error"}) {
-    if (text.find(word) != std::string::npos)
-      return {POLYKV_ERR_DEVICE_LOST, cause + "; see nvidia-smi and the kernel's log (Xid)"};
-  }
-  return {POLYKV_ERR_INTERNAL, cause};
+  const polykv_status code = dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr
+                                 ? POLYKV_ERR_NO_MEMORY
+                                 : torch_failure_code(text);
+  if (code == POLYKV_ERR_NO_MEMORY)
+    return {code, cause + "; free device memory or cut the document"};
+  if (code == POLYKV_ERR_DEVICE_LOST)
+    return {code, cause + "; see nvidia-smi and the kernel's log (Xid)"};
+  return {code, cause};
 }
 
 /// No exception of torch's leaves this file.

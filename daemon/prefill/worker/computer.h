@@ -50,7 +50,8 @@ class Computer {
   /// For the log: "the processor, OpenBLAS ...".
   virtual const std::string& description() const = 0;
   virtual bool has_weights() const = 0;
-  virtual Status take_weights(Weights weights) = 0;
+  /// `progress` is called now and then, and ends it (POLYKV_ERR_CANCELLED) by returning false.
+  virtual Status take_weights(Weights weights, const Weights::Progress& progress) = 0;
   /// Whether take_layer() can be had: the processor's worker has no GPU in its sandbox. Otherwise what is sealed is computed
   /// again, and not stored again.
   virtual bool reads_sealed() const = 0;

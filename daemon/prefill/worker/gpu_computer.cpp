@@ -169,8 +169,9 @@ Status GpuComputation::publish(lib::Publisher& publisher, uint64_t token_count) 
 
 }  // namespace
 
-Status GpuComputer::take_weights(Weights weights) {
-  POLYKV_ASSIGN_OR_RETURN(transformer_, DeviceTransformer::create(weights, gpu_.place, kSettings));
+Status GpuComputer::take_weights(Weights weights, const Weights::Progress& progress) {
+  POLYKV_ASSIGN_OR_RETURN(transformer_,
+                          DeviceTransformer::create(weights, gpu_.place, kSettings, progress));
   return Status::ok();
 }
 

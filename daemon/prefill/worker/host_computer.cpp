@@ -68,7 +68,7 @@ class HostComputation final : public Computation {
 
 }  // namespace
 
-Status HostComputer::take_weights(Weights weights) {
+Status HostComputer::take_weights(Weights weights, const Weights::Progress& /*progress*/) {
   transformer_ = std::make_unique<Transformer>(std::make_shared<const Weights>(std::move(weights)));
   return Status::ok();
 }

@@ -16,7 +16,7 @@ class HostComputer final : public Computer {
 
   const std::string& description() const override { return description_; }
   bool has_weights() const override { return transformer_ != nullptr; }
-  Status take_weights(Weights weights) override;
+  Status take_weights(Weights weights, const Weights::Progress& progress) override;
   bool reads_sealed() const override { return !documents_on_gpu_; }
   MemoryEstimate host_memory(const DocumentSize& size) const override;
   Status check_other_memory(const DocumentSize&) const override { return Status::ok(); }

@@ -211,7 +211,9 @@ Status Job::load_weights(lib::Publisher& publisher) {
   Result<Weights> loaded = model_.load_weights(limits_.thread_count, progress);
   POLYKV_RETURN_IF_ERROR(lost);
   if (!loaded.is_ok()) return loaded.status();
-  return computer_.take_weights(std::move(*loaded));
+  const Status taken = computer_.take_weights(std::move(*loaded), progress);
+  POLYKV_RETURN_IF_ERROR(lost);
+  return taken;
 }
 
 /// What other documents, or a producer before us, sealed of this one: the new tokens attend to what

@@ -12,12 +12,8 @@ namespace polykv::cuda {
 
 inline constexpr uint64_t kMaxGridBlocks = 0x7fffffff;
 
-inline Status check_layer_shape(const char* operation, Profile profile, const LayerGeometry& g) {
-  const Codec* codec = codec_for(profile);
-  if (codec == nullptr)
-    return {POLYKV_ERR_UNSUPPORTED, format("%s on the device: no codec for profile %u", operation,
-                                           static_cast<uint32_t>(profile))};
-  POLYKV_RETURN_IF_ERROR(codec->check_geometry(profile, g).with_context(operation));
+/// Whether kernels take the head_dims of what a profile can hold.
+inline Status check_head_dims(const char* operation, Profile profile, const LayerGeometry& g) {
   if (profile == Profile::paper_k8v3 && g.v_head_dim < kPieceSize) {
     return {POLYKV_ERR_UNSUPPORTED,
             format("%s on the device: paper-k8v3 with a V head_dim of %u, and at least %u there; "
@@ -29,6 +25,15 @@ inline Status check_layer_shape(const char* operation, Profile profile, const La
           format("%s on the device: head_dims of K and V are %u and %u, and at most %u there; use "
                  "the document on the CPU",
                  operation, g.k_head_dim, g.v_head_dim, kMaxDeviceHeadDim)};
+}
+
+inline Status check_layer_shape(const char* operation, Profile profile, const LayerGeometry& g) {
+  const Codec* codec = codec_for(profile);
+  if (codec == nullptr)
+    return {POLYKV_ERR_UNSUPPORTED, format("%s on the device: no codec for profile %u", operation,
+                                           static_cast<uint32_t>(profile))};
+  POLYKV_RETURN_IF_ERROR(codec->check_geometry(profile, g).with_context(operation));
+  return check_head_dims(operation, profile, g);
 }
 
 inline Status check_token_range(const char* operation, uint64_t first, uint64_t count,

@@ -95,14 +95,16 @@ constexpr TensorPart v_part(const ProfileRule& rule, const LayerGeometry& g) {
 struct PaperBlock {
   static constexpr uint64_t v_norms = 0;
   static constexpr uint64_t k_codes = kGainBytes;
-  static uint64_t v_codes(const LayerGeometry& g) { return k_codes + kBlockTokens * g.k_head_dim; }
-  static uint64_t bytes(const LayerGeometry& g) {
+  static constexpr uint64_t v_codes(const LayerGeometry& g) {
+    return k_codes + kBlockTokens * g.k_head_dim;
+  }
+  static constexpr uint64_t bytes(const LayerGeometry& g) {
     return v_codes(g) + kBlockTokens / 8 * 3 * g.v_head_dim;
   }
 };
 
 /// Byte of a K8 code. token < 64.
-inline uint64_t k8_offset(uint32_t token, uint32_t dim) {
+constexpr uint64_t k8_offset(uint32_t token, uint32_t dim) {
   return (dim / 4) * 4 * kBlockTokens + token * 4 + dim % 4;
 }
 
@@ -138,12 +140,12 @@ inline CodePlace k_high_place(uint32_t token, uint32_t dim, uint32_t k_head_dim,
 }
 
 /// Which of the 16 quads a token is in, and where in it.
-inline uint32_t token_quad(uint32_t token) {
+constexpr uint32_t token_quad(uint32_t token) {
   return token % kTokenQuads;
 }
-inline uint32_t token_lane(uint32_t token) {
-  constexpr uint32_t kLanes[4] = {0, 2, 1, 3};  // tokens l, l+16, l+32, l+48
-  return kLanes[token / kTokenQuads];
+constexpr uint32_t token_lane(uint32_t token) {
+  const uint32_t sixteen = token / kTokenQuads;  // tokens l, l+16, l+32, l+48 are lanes 0, 2, 1, 3
+  return sixteen % 2 * 2 + sixteen / 2;
 }
 inline uint32_t quad_token(uint32_t quad, uint32_t lane) {
   constexpr uint32_t kTokens[4] = {0, 32, 16, 48};
@@ -158,8 +160,8 @@ inline uint64_t v8_offset(uint32_t token, uint32_t dim, uint32_t v_head_dim) {
 inline constexpr uint32_t kGroupQuads = 8;
 
 /// Byte of a plane of V3, V4 or V5 that holds bits of (token, dim).
-inline uint64_t v_plane_offset(uint32_t token, uint32_t dim, uint32_t v_head_dim, uint32_t bits,
-                               uint32_t plane) {
+constexpr uint64_t v_plane_offset(uint32_t token, uint32_t dim, uint32_t v_head_dim, uint32_t bits,
+                                  uint32_t plane) {
   const uint64_t group = token_quad(token) / kGroupQuads;
   return ((group * bits + plane) * v_head_dim + dim) * 4 + token_lane(token);
 }
@@ -173,12 +175,12 @@ inline CodePlace v_high_place(uint32_t token, uint32_t dim, uint32_t v_head_dim)
   return {v_plane_offset(token, dim, v_head_dim, 5, 4), token_quad(token) % kGroupQuads};
 }
 
-inline uint64_t v3_offset(uint32_t token, uint32_t dim, uint32_t plane, uint32_t v_head_dim) {
+constexpr uint64_t v3_offset(uint32_t token, uint32_t dim, uint32_t plane, uint32_t v_head_dim) {
   return v_plane_offset(token, dim, v_head_dim, 3, plane);
 }
 inline constexpr uint32_t kV3Planes = 3;
 
-inline uint32_t v3_get(const uint8_t* codes, uint32_t token, uint32_t dim, uint32_t v_head_dim) {
+constexpr uint32_t v3_get(const uint8_t* codes, uint32_t token, uint32_t dim, uint32_t v_head_dim) {
   const uint32_t quad = token_quad(token) % kGroupQuads;
   const auto plane = [&](uint32_t p) { return codes[v3_offset(token, dim, p, v_head_dim)]; };
   if (quad < 6) return (plane(quad / 2) >> (quad % 2 * 4)) & 7U;

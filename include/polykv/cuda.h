@@ -132,8 +132,8 @@ POLYKV_API POLYKV_NODISCARD polykv_status polykv_cuda_attend_workspace_bytes(
  * As polykv_layer_attend, by kernels that are queued on the stream; the options' pointers
  * (query_first_tokens among them) and the workspace are the GPU's. workspace: 256-byte aligned,
  * one for each stream that attends at a time. A row with a logit that is no finite number gets NaN in
- * output and log-sum-exp. thread_count means nothing here. Equal calls give equal bits. Not for
- * paper-k8v3. Errors, with nothing queued: those of polykv_layer_attend and polykv_cuda_layer_decode.
+ * output and log-sum-exp. thread_count means nothing here. Equal calls give equal bits. Errors, with
+ * nothing queued: those of polykv_layer_attend and polykv_cuda_layer_decode.
  */
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_cuda_layer_attend(
     const polykv_lease* lease, uint32_t layer, const polykv_attend_options* options,
@@ -170,9 +170,9 @@ polykv_cuda_encode_workspace_bytes(polykv_segment* segment, uint32_t layer, uint
  * polykv_cuda_segment_begin the queue's GPU is that of the segment (device -1 or its number), and the payload
  * stays on it; of one from polykv_segment_begin, also of polykvd with documents in host memory, device is the
  * number of the GPU that has K and V, and the payload is copied back. workspace: 256-byte aligned, of
- * that GPU, one for each call at a time. Not for paper-k8v3. Errors: those of
- * polykv_segment_encode_layer, WRONG_DEVICE, UNSUPPORTED (paper-k8v3, head_dims above 256, no CUDA library or
- * none with kernels), INVALID_ARGUMENT (workspace), DEVICE_LOST.
+ * that GPU, one for each call at a time. Errors: those of polykv_segment_encode_layer, WRONG_DEVICE,
+ * UNSUPPORTED (head_dims above 256, paper-k8v3 with a V head_dim of 8, no CUDA library or none with kernels),
+ * INVALID_ARGUMENT (workspace), DEVICE_LOST.
  */
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_cuda_segment_encode_layer(
     polykv_segment* segment, uint32_t layer, const polykv_kv_source* source,

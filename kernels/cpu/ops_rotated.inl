@@ -61,8 +61,8 @@ POLYKV_TARGET inline void look_up(const uint8_t* codes, uint32_t dims, const Cod
   for (; i < dims; ++i) row[i] = book.levels[codes[i]];
 }
 
-POLYKV_TARGET void rotated_decode_rows(const uint8_t* codes, uint32_t dims,
-                                       const TensorRule& rule, const float* gains, const float* means, float* rows,
+POLYKV_TARGET void rotated_decode_rows(const uint8_t* codes, uint32_t dims, const TensorRule& rule,
+                                       const float* gains, const float* means, float* rows,
                                        int64_t stride) {
   static constexpr float kNoMeans[kMaxHeadDim] = {};
   if (means == nullptr) means = kNoMeans;
@@ -72,11 +72,12 @@ POLYKV_TARGET void rotated_decode_rows(const uint8_t* codes, uint32_t dims,
     float* row = rows + token * stride;
     look_up(codes + size_t{token} * dims, dims, book, row);
     for_each_rotation_block(dims, [&](uint32_t first, uint32_t count) POLYKV_TARGET {
-      // Before the transform, which then stays in the range of what it gives.
-      const float scale = gains[token] / std::sqrt(static_cast<float>(count));
-      for (uint32_t i = first; i < first + count; ++i) row[i] *= scale;
       walsh_hadamard(row + first, count);
-      for (uint32_t i = first; i < first + count; ++i) row[i] = row[i] * signs[i] + means[i];
+      const float norm = 1 / std::sqrt(static_cast<float>(count));
+      // The gain last: it may be denormal, and has few bits to lose then.
+      const float gain = gains[token];
+      for (uint32_t i = first; i < first + count; ++i)
+        row[i] = row[i] * norm * (signs[i] * gain) + means[i];
     });
   }
 }
@@ -121,8 +122,8 @@ POLYKV_TARGET inline void for_each_piece_row(Codes* codes, uint32_t dims, uint32
 
 POLYKV_TARGET void k_unpack_pieces(const uint8_t* pieces, uint32_t dims, uint32_t bits,
                                    uint8_t* codes) {
-  const auto unpack = [&](uint32_t lane, uint32_t group, uint8_t* row, const uint8_t* piece)
-                          POLYKV_TARGET {
+  const auto unpack = [&](uint32_t lane, uint32_t group, uint8_t* row,
+                          const uint8_t* piece) POLYKV_TARGET {
     const uint8_t* low = piece + size_t{group} * 2 * kPieceLineBytes + lane * 4;
     const uint32_t words[2] = {load_word(low), load_word(low + kPieceLineBytes)};
     uint32_t quads[kPieceQuads];

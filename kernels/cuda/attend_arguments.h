@@ -14,6 +14,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/attend_call.h"
 #include "kernels/cuda/tensor_arguments.h"
 #include "kernels/cuda/thread.h"
 
@@ -53,7 +54,7 @@ struct AttendPart {
   const uint16_t* exact_v;
   uint32_t exact_count;
   uint32_t exact_capacity;
-  float k_unit;  // of gains
+  float k_unit;  // of gains; of paper-k8v3, what K's codes are multiplied by
   float v_unit;
   float exact_k_unit;
   float exact_v_unit;
@@ -89,6 +90,75 @@ struct AttendWorkspace {
     return row * split_count + split;
   }
 };
+
+/// The queries as the caller has them.
+struct AskedRows {
+  const void* q;
+  Dtype dtype;
+  QueryStrides strides;
+  float scale;
+  uint32_t query_count;
+
+  /// row: of all heads.
+  POLYKV_HOST_DEVICE float at(uint64_t row, uint32_t dim) const {
+    const auto query = static_cast<int64_t>(row % query_count);
+    const auto head = static_cast<int64_t>(row / query_count);
+    return load_element(q, dtype, query * strides.query + head * strides.head + dim * strides.dim) *
+           scale;
+  }
+};
+
+/// A thread block's share: some rows of a kv_head, and a split of a part.
+struct AttendTile {
+  uint32_t kv_head;
+  uint32_t part;       // of the launch
+  uint32_t split;      // of the part
+  uint32_t place;      // of a row's partial results
+  uint32_t first_row;  // counted from the kv_head's first
+  uint32_t row_count;  // at most `rows`
+  uint64_t row;        // the first one, counted from all rows' first
+
+  /// Arguments: of a kernel that attends; a grid is [kv_head, split, tile].
+  template <typename Arguments>
+  POLYKV_HOST_DEVICE static AttendTile of(const Arguments& a, uint64_t block_index, uint32_t rows) {
+    const auto index = static_cast<uint32_t>(block_index);
+    const uint32_t split = index / a.tile_count % a.split_count;
+    AttendTile tile{};
+    tile.kv_head = index / a.tile_count / a.split_count;
+    while (split >= a.parts[tile.part].first_split + a.parts[tile.part].split_count) ++tile.part;
+    tile.split = split - a.parts[tile.part].first_split;
+    tile.place = a.first_place + split;
+    tile.first_row = index % a.tile_count * rows;
+    const uint32_t left = a.rows.group_rows - tile.first_row;
+    tile.row_count = left < rows ? left : rows;
+    tile.row = uint64_t{tile.kv_head} * a.rows.group_rows + tile.first_row;
+    return tile;
+  }
+};
+
+/// What prepare_queries_kernel.h found out about row r of a tile, and which tokens it sees, into Shared's steps,
+/// mean_logits and first_seen. A row that is not there sees none.
+template <typename Arguments, typename Shared>
+POLYKV_HOST_DEVICE inline void load_row(const Arguments& a, const AttendTile& tile, uint32_t r,
+                                        Shared& shared) {
+  const AttendPart& part = a.parts[tile.part];
+  const bool exists = r < tile.row_count;
+  const uint64_t row = tile.row + r;
+  const uint64_t mean = uint64_t{a.first_part + tile.part} * a.workspace.row_count + row;
+  shared.steps[r] = exists ? a.workspace.rows[row].step * part.k_unit : 0.0F;
+  shared.mean_logits[r] = exists ? a.workspace.mean_logits[mean] : 0.0F;
+  shared.first_seen[r] = exists ? a.rows.first_seen(part, tile.first_row + r) : ~uint64_t{0};
+}
+
+/// The first token that any row of a tile sees.
+template <typename Shared>
+POLYKV_HOST_DEVICE inline uint64_t least_seen(const Shared& shared, const AttendTile& tile) {
+  uint64_t least = shared.first_seen[0];
+  for (uint32_t r = 1; r < tile.row_count; ++r) {
+    if (shared.first_seen[r] < least) least = shared.first_seen[r];
+  }
+  return least;
+}
 
 /// Tokens' logits as the model's soft-cap has them; one that is no number becomes an infinity, which
 /// makes the row's result NaN.
@@ -131,13 +201,12 @@ struct OutputDims {
 };
 
 /// Joins what the warps of a thread block saw of its rows, in Shared's states[warp][row] and outputs[warp][row][dim], and
-/// stores it as a partial result of `row` and those behind it; outputs times v_unit.
+/// stores it as the tile's partial results; outputs times v_unit.
 template <uint32_t Warps, typename Shared>
-POLYKV_HOST_DEVICE inline void join_warps(const Shared& shared, uint32_t thread, uint32_t row_count,
-                                          const OutputDims& dims, float v_unit,
-                                          const AttendWorkspace& workspace, uint64_t row,
-                                          uint32_t place_in_row) {
-  for (uint32_t r = 0; r < row_count; ++r) {
+POLYKV_HOST_DEVICE inline void join_warps(const Shared& shared, uint32_t thread,
+                                          const AttendTile& tile, const OutputDims& dims,
+                                          float v_unit, const AttendWorkspace& workspace) {
+  for (uint32_t r = 0; r < tile.row_count; ++r) {
     float maximum = -INFINITY;
     for (uint32_t i = 0; i < Warps; ++i) maximum = fmaxf(maximum, shared.states[i][r].maximum);
     float factors[Warps];
@@ -148,7 +217,7 @@ POLYKV_HOST_DEVICE inline void join_warps(const Shared& shared, uint32_t thread,
       factors[i] = state.maximum > -INFINITY ? exp_of(state.maximum - maximum) : 0.0F;
       sum += state.sum * factors[i];
     }
-    const uint64_t place = workspace.place(row + r, place_in_row);
+    const uint64_t place = workspace.place(tile.row + r, tile.place);
     for (uint32_t dim = thread; dim < dims.count; dim += Warps * kWarpThreads) {
       float output = 0;
       POLYKV_UNROLL

@@ -34,11 +34,9 @@ Status check_run(const AttendRun& run, const AttendRun& first) {
   POLYKV_RETURN_IF_ERROR(
       check_token_range(kAttend, run.first_token, run.token_count, run.layer.token_count));
   POLYKV_RETURN_IF_ERROR(check_layer_shape(kAttend, run.layer.profile, run.layer.geometry));
-  if (run.layer.profile == Profile::paper_k8v3) {
-    return {POLYKV_ERR_UNSUPPORTED,
-            "attend on the device: there is no kernel for paper-k8v3; decode the document and "
-            "attend to that"};
-  }
+  // Its outputs would have a place of their own among those that are rotated back; no document mixes them.
+  if ((run.layer.profile == Profile::paper_k8v3) != (first.layer.profile == Profile::paper_k8v3))
+    return invalid("segments of paper-k8v3 and of another profile; they are not of one document");
   if (run.layer.source_dtype == first.layer.source_dtype &&
       run.layer.geometry == first.layer.geometry)
     return Status::ok();
@@ -78,7 +76,9 @@ AttendPlan plan_attend(const AttendCall& call, uint32_t multiprocessor_count) {
   const uint64_t kv_heads = layer.geometry.kv_head_count;
   const uint64_t rows = uint64_t{call.query_count} * call.head_count;
   const uint64_t group_rows = rows / kv_heads;
-  const auto is_packed = [](const AttendRun& run) { return run.layer.profile != Profile::exact; };
+  const auto is_packed = [](const AttendRun& run) {
+    return profile_rule(run.layer.profile) != nullptr;
+  };
   AttendPlan plan;
   plan.tile_rows = kPlainTileRows;
   uint64_t min_split_blocks = kMinSplitBlocks;

@@ -48,10 +48,14 @@ class AttendLaunch {
     for_each_launch([&](std::span<const AttendRun> runs, const ProfileRule* rule) {
       place = attend_plain(runs, rule, place);
     });
+    if (is_paper()) rotated_end_ = place;
     join();
   }
 
  private:
+  /// Then all runs are.
+  bool is_paper() const { return runs_[0].layer.profile == Profile::paper_k8v3; }
+
   /// Of a document that `auto` encoded, segments have different profiles: those whose outputs are turned and rotated back,
   /// then rotated back, then neither, follow each other.
   static int order_of(Profile profile) {
@@ -60,7 +64,7 @@ class AttendLaunch {
     return kind * 256 + static_cast<int>(profile);
   }
 
-  /// body(runs of one profile, its rule or null for `exact`), as many as fit into a launch's arguments.
+  /// body(runs of one profile, its rule or null for `exact` and paper-k8v3), as many as fit into a launch's arguments.
   template <typename Body>
   void for_each_launch(Body body) const {
     for (size_t first = 0; first < runs_.size();) {
@@ -106,7 +110,8 @@ class AttendLaunch {
     part.exact_v = layer.exact_v;
     part.exact_count = layer.exact_row_count;
     part.exact_capacity = layer.exact_row_capacity;
-    part.k_unit = std::ldexp(1.0F, scales.k_gain_exponent);
+    part.k_unit = layer.profile == Profile::paper_k8v3 ? scales.k_scale
+                                                       : std::ldexp(1.0F, scales.k_gain_exponent);
     part.v_unit = std::ldexp(1.0F, scales.v_gain_exponent);
     part.exact_k_unit = std::ldexp(1.0F, scales.exact_k_exponent);
     part.exact_v_unit = std::ldexp(1.0F, scales.exact_v_exponent);
@@ -133,15 +138,13 @@ class AttendLaunch {
     return static_cast<uint32_t>((last - first) / plan_.split_blocks + 1);
   }
 
+  AskedRows asked() const {
+    return {call_.q, call_.query_dtype, call_.q_strides, call_.scale, call_.query_count};
+  }
+
   void prepare(std::span<const AttendRun> runs, const ProfileRule& rule) {
     PrepareQueriesArguments a{};
-    a.q = call_.q;
-    a.dtype = call_.query_dtype;
-    a.query_stride = call_.q_strides.query;
-    a.head_stride = call_.q_strides.head;
-    a.dim_stride = call_.q_strides.dim;
-    a.scale = call_.scale;
-    a.query_count = call_.query_count;
+    a.asked = asked();
     a.row_count = rows_;
     a.group_rows = rows_of_.group_rows;
     a.head_dim = geometry_.k_head_dim;
@@ -196,15 +199,21 @@ class AttendLaunch {
 
   uint32_t attend_plain(std::span<const AttendRun> runs, const ProfileRule* rule, uint32_t place) {
     AttendPlainArguments a{};
-    a.q = call_.q;
-    a.q_dtype = call_.query_dtype;
-    a.query_stride = call_.q_strides.query;
-    a.head_stride = call_.q_strides.head;
-    a.dim_stride = call_.q_strides.dim;
-    a.scale = call_.scale;
-    a.is_exact_rows = rule != nullptr;
-    a.source_dtype = runs[0].layer.source_dtype;
-    a.block_bytes = runs[0].layer.block_bytes;
+    a.asked = asked();
+    const LayerView& layer = runs[0].layer;
+    a.source_dtype = layer.source_dtype;
+    a.block_bytes = layer.block_bytes;
+    if (rule != nullptr) {
+      a.kind = PlainRows::exact_rows;
+    } else if (is_paper()) {
+      a.kind = PlainRows::paper_blocks;
+      a.v_offset = PaperBlock::v_codes(geometry_);
+      for (uint32_t code = 0; code < 8; ++code)
+        a.paper_levels[code] = paper_level(code, geometry_.v_head_dim);
+    } else {
+      a.kind = PlainRows::exact_blocks;
+      a.v_offset = kBlockTokens * geometry_.k_head_dim * dtype_size_bytes(layer.source_dtype);
+    }
     a.k_head_dim = geometry_.k_head_dim;
     a.v_head_dim = geometry_.v_head_dim;
     a.tile_count = (rows_of_.group_rows + kPlainTileRows - 1) / kPlainTileRows;
@@ -233,9 +242,7 @@ class AttendLaunch {
     a.head_count = call_.head_count;
     a.output = call_.output;
     a.dtype = call_.output_dtype;
-    a.query_stride = call_.output_strides.query;
-    a.head_stride = call_.output_strides.head;
-    a.dim_stride = call_.output_strides.dim;
+    a.strides = call_.output_strides;
     a.log_sum_exp = call_.log_sum_exp;
     launcher_.template launch<JoinSplitsKernel>(rows_, a);
   }
@@ -246,7 +253,7 @@ class AttendLaunch {
   const LayerGeometry geometry_;
   uint32_t rows_;
   std::vector<AttendRun> runs_;  // by order_of()
-  // Of the packed splits: where those whose outputs are turned end, and those that are rotated.
+  // Of the splits: where those whose outputs are turned end, and those that are rotated.
   uint32_t turned_end_ = 0;
   uint32_t rotated_end_ = 0;
   AttendRows rows_of_{};

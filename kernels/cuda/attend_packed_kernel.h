@@ -77,41 +77,33 @@ struct AttendPackedKernel {
 
   template <typename Thread>
   POLYKV_HOST_DEVICE static void run(Thread& cuda, const Arguments& a) {
-    const auto index = static_cast<uint32_t>(cuda.block_index());
-    const uint32_t tile = index % a.tile_count;
-    const uint32_t split = index / a.tile_count % a.split_count;
-    uint32_t part = 0;
-    while (split >= a.parts[part].first_split + a.parts[part].split_count) ++part;
+    const AttendTile tile = AttendTile::of(a, cuda.block_index(), Rows);
     Warp w{a,
            cuda.template shared<Shared>(),
-           a.parts[part],
+           a.parts[tile.part],
            cuda.thread_index() / kWarpThreads,
            cuda.thread_index() % kWarpThreads,
-           index / a.tile_count / a.split_count,
-           0,
+           tile.kv_head,
+           tile.row_count,
            {},
            {},
            {},
            {}};
-    const uint32_t tile_row = tile * Rows;
-    w.row_count = a.rows.group_rows - tile_row < Rows ? a.rows.group_rows - tile_row : Rows;
-    const uint64_t row = uint64_t{w.kv_head} * a.rows.group_rows + tile_row;
-    load_queries(w, part, row, tile_row);
+    load_queries(w, tile);
     cuda.sync_threads(kQueriesLoaded);
-    attend_blocks(cuda, w, split - w.part.first_split);
+    attend_blocks(cuda, w, tile);
     POLYKV_UNROLL
     for (uint32_t r = 0; r < Rows; ++r) {
       const float sum = warp_sum(cuda, w.sum[r]);
       if (w.lane == 0) w.shared.states[w.warp][r] = {w.maximum[r], sum};
     }
     cuda.sync_threads(kWarpsDone);
-    join_warps<kWarps>(w.shared, cuda.thread_index(), w.row_count, {a.v.head_dim, 0, a.v.head_dim},
-                       w.part.v_unit, a.workspace, row, a.first_place + split);
+    join_warps<kWarps>(w.shared, cuda.thread_index(), tile, {a.v.head_dim, 0, a.v.head_dim},
+                       w.part.v_unit, a.workspace);
   }
 
  private:
-  POLYKV_HOST_DEVICE static void load_queries(Warp& w, uint32_t part, uint64_t row,
-                                              uint32_t tile_row) {
+  POLYKV_HOST_DEVICE static void load_queries(Warp& w, const AttendTile& tile) {
     const Arguments& a = w.a;
     const uint32_t words = a.k.head_dim / 2;
     const uint32_t thread = w.warp * kWarpThreads + w.lane;
@@ -120,29 +112,18 @@ struct AttendPackedKernel {
       const bool exists = r < w.row_count;
       for (uint32_t i = thread; i < words; i += kThreads)
         w.shared.queries[r][i / 4].words[i % 4] =
-            exists ? a.workspace.words[(row + r) * words + i] : 0;
+            exists ? a.workspace.words[(tile.row + r) * words + i] : 0;
       w.maximum[r] = -INFINITY;
       w.sum[r] = 0;
       for (uint32_t dim = w.lane; dim < a.v.head_dim; dim += kWarpThreads)
         w.shared.outputs[w.warp][r][dim] = 0;
     }
-    if (thread < Rows) {
-      const bool exists = thread < w.row_count;
-      const uint64_t mean = uint64_t{a.first_part + part} * a.workspace.row_count + row + thread;
-      w.shared.steps[thread] = exists ? a.workspace.rows[row + thread].step * w.part.k_unit : 0.0F;
-      w.shared.mean_logits[thread] = exists ? a.workspace.mean_logits[mean] : 0.0F;
-      w.shared.first_seen[thread] =
-          exists ? a.rows.first_seen(w.part, tile_row + thread) : ~uint64_t{0};
-    }
+    if (thread < Rows) load_row(a, tile, thread, w.shared);
   }
 
   template <typename Thread>
-  POLYKV_HOST_DEVICE static void attend_blocks(Thread& cuda, Warp& w, uint32_t split) {
-    uint64_t least_seen = w.shared.first_seen[0];
-    for (uint32_t r = 1; r < w.row_count; ++r) {
-      if (w.shared.first_seen[r] < least_seen) least_seen = w.shared.first_seen[r];
-    }
-    for_each_block(w.part, split, w.a.split_blocks, w.warp, kWarps, least_seen,
+  POLYKV_HOST_DEVICE static void attend_blocks(Thread& cuda, Warp& w, const AttendTile& tile) {
+    for_each_block(w.part, tile.split, w.a.split_blocks, w.warp, kWarps, least_seen(w.shared, tile),
                    [&](uint64_t block, uint64_t unseen) { attend_block(cuda, w, block, unseen); });
   }
 

@@ -81,35 +81,28 @@ struct AttendTiledKernel {
   };
   template <typename Thread>
   POLYKV_HOST_DEVICE static void run(Thread& cuda, const Arguments& a) {
-    const auto index = static_cast<uint32_t>(cuda.block_index());
-    const uint32_t tile_row = index % a.tile_count * kRows;
-    const uint32_t split = index / a.tile_count % a.split_count;
-    uint32_t part = 0;
-    while (split >= a.parts[part].first_split + a.parts[part].split_count) ++part;
+    const AttendTile tile = AttendTile::of(a, cuda.block_index(), kRows);
     const uint32_t warp = cuda.thread_index() / kWarpThreads;
-    const uint32_t rows_left = a.rows.group_rows - tile_row;
-    const uint32_t row_count = rows_left < kRows ? rows_left : kRows;
     Warp w{a,
            cuda.template shared<Shared>(),
-           a.parts[part],
+           a.parts[tile.part],
            warp,
            cuda.thread_index() % kWarpThreads,
-           index / a.tile_count / a.split_count,
+           tile.kv_head,
            kIsShared ? warp : 0,
-           row_count > (kIsShared ? warp * kTileRows : 0) + 8,
+           tile.row_count > (kIsShared ? warp * kTileRows : 0) + 8,
            {-INFINITY, -INFINITY},
            {},
            {}};
-    const uint64_t row = uint64_t{w.kv_head} * a.rows.group_rows + tile_row;
-    load_queries(w, part, row, tile_row, row_count);
+    load_queries(w, tile);
     cuda.sync_threads(kQueriesLoaded);
-    attend_blocks(cuda, w, split - w.part.first_split, row_count);
+    attend_blocks(cuda, w, tile);
     POLYKV_UNROLL
     for (uint32_t r = 0; r < 2; ++r) w.sum[r] = quarter_sum(cuda, w.sum[r]);
     if constexpr (kIsShared) {
-      store_rows(w, row, row_count, a.first_place + split);
+      store_rows(w, tile);
     } else {
-      join(cuda, w, row, row_count, a.first_place + split);
+      join(cuda, w, tile);
     }
   }
 
@@ -126,8 +119,7 @@ struct AttendTiledKernel {
     return fmaxf(value, cuda.shuffle_xor(value, 2));
   }
 
-  POLYKV_HOST_DEVICE static void load_queries(Warp& w, uint32_t part, uint64_t row,
-                                              uint32_t tile_row, uint32_t row_count) {
+  POLYKV_HOST_DEVICE static void load_queries(Warp& w, const AttendTile& tile) {
     const Arguments& a = w.a;
     const uint32_t words = a.k.head_dim / 4;
     const uint32_t thread = w.warp * kWarpThreads + w.lane;
@@ -142,30 +134,19 @@ struct AttendTiledKernel {
       for (uint32_t half = 0; half < 2; ++half) {
         const uint32_t word = 2 * pair + half;
         // Rows and dims that are not there are zeros.
-        const bool exists = r < row_count && word < words;
-        const uint32_t* terms = a.workspace.words + ((row + r) * words + word) * 2;
+        const bool exists = r < tile.row_count && word < words;
+        const uint32_t* terms = a.workspace.words + ((tile.row + r) * words + word) * 2;
         const uint32_t slot = r % kTileRows / 8 + 2 * half;
         POLYKV_UNROLL
         for (uint32_t term = 0; term < 2; ++term)
           w.shared.queries[r / kTileRows][step][term][lane].words[slot] = exists ? terms[term] : 0;
       }
     }
-    for (uint32_t r = thread; r < kRows; r += kThreads) {
-      const bool exists = r < row_count;
-      const uint64_t mean = uint64_t{a.first_part + part} * a.workspace.row_count + row + r;
-      w.shared.steps[r] = exists ? a.workspace.rows[row + r].step * w.part.k_unit : 0.0F;
-      w.shared.mean_logits[r] = exists ? a.workspace.mean_logits[mean] : 0.0F;
-      w.shared.first_seen[r] = exists ? a.rows.first_seen(w.part, tile_row + r) : ~uint64_t{0};
-    }
+    for (uint32_t r = thread; r < kRows; r += kThreads) load_row(a, tile, r, w.shared);
   }
 
   template <typename Thread>
-  POLYKV_HOST_DEVICE static void attend_blocks(Thread& cuda, Warp& w, uint32_t split,
-                                               uint32_t row_count) {
-    uint64_t least_seen = w.shared.first_seen[0];
-    for (uint32_t r = 1; r < row_count; ++r) {
-      if (w.shared.first_seen[r] < least_seen) least_seen = w.shared.first_seen[r];
-    }
+  POLYKV_HOST_DEVICE static void attend_blocks(Thread& cuda, Warp& w, const AttendTile& tile) {
     const auto attend = [&](uint64_t block, uint64_t unseen) {
       const uint8_t* bytes =
           w.part.blocks + (w.kv_head * w.part.block_count + block) * w.a.k.block_bytes;
@@ -176,8 +157,8 @@ struct AttendTiledKernel {
       attend_block(cuda, w, bytes, block * kBlockTokens, unseen);
       if constexpr (kIsShared) cuda.sync_threads(kUsed);
     };
-    for_each_block(w.part, split, w.a.split_blocks, kIsShared ? 0 : w.warp, kIsShared ? 1 : kWarps,
-                   least_seen, attend);
+    for_each_block(w.part, tile.split, w.a.split_blocks, kIsShared ? 0 : w.warp,
+                   kIsShared ? 1 : kWarps, least_seen(w.shared, tile), attend);
   }
 
   /// A warp's quarter of a block.
@@ -427,13 +408,12 @@ struct AttendTiledKernel {
   }
 
   /// Each warp has its own tile.
-  POLYKV_HOST_DEVICE static void store_rows(const Warp& w, uint64_t row, uint32_t row_count,
-                                            uint32_t place_in_row) {
+  POLYKV_HOST_DEVICE static void store_rows(const Warp& w, const AttendTile& tile) {
     POLYKV_UNROLL
     for (uint32_t r = 0; r < 2; ++r) {
       const uint32_t own = w.tile * kTileRows + w.lane / 4 + 8 * r;
-      if (own >= row_count) continue;
-      const uint64_t place = w.a.workspace.place(row + own, place_in_row);
+      if (own >= tile.row_count) continue;
+      const uint64_t place = w.a.workspace.place(tile.row + own, tile.place);
       if (w.lane % 4 == 0) w.a.workspace.states[place] = {w.maximum[r], w.sum[r]};
       float* outputs = w.a.workspace.outputs + place * w.a.v.head_dim;
       POLYKV_UNROLL
@@ -449,8 +429,7 @@ struct AttendTiledKernel {
 
   /// All warps have the same tile.
   template <typename Thread>
-  POLYKV_HOST_DEVICE static void join(Thread& cuda, Warp& w, uint64_t row, uint32_t row_count,
-                                      uint32_t place_in_row) {
+  POLYKV_HOST_DEVICE static void join(Thread& cuda, Warp& w, const AttendTile& tile) {
     Own& own = w.shared.rest;
     POLYKV_UNROLL
     for (uint32_t r = 0; r < 2; ++r) {
@@ -469,9 +448,9 @@ struct AttendTiledKernel {
       }
       cuda.sync_threads(kWarpsDone);
       const uint32_t left = w.a.v.head_dim - first;
-      join_warps<kWarps>(own, w.warp * kWarpThreads + w.lane, row_count,
+      join_warps<kWarps>(own, w.warp * kWarpThreads + w.lane, tile,
                          {w.a.v.head_dim, first, left < kHalfDims ? left : kHalfDims},
-                         w.part.v_unit, w.a.workspace, row, place_in_row);
+                         w.part.v_unit, w.a.workspace);
     }
   }
 };

@@ -22,8 +22,7 @@ inline DecodeRange range_of(const DecodeTarget& target, bool is_k) {
   return range;
 }
 
-/// paper-k8v3: K's levels are codes times one scale; V's table of levels is the codes themselves,
-/// and its real levels are divided by head_dim, as its transform does not.
+/// paper-k8v3: K's levels are codes times one scale; V's table of levels is the codes themselves.
 inline DecodeArguments paper_arguments(const LayerView& layer, bool is_k) {
   const LayerGeometry& geometry = layer.geometry;
   DecodeArguments arguments{};
@@ -40,9 +39,7 @@ inline DecodeArguments paper_arguments(const LayerView& layer, bool is_k) {
   tensor.gain_unit = is_k ? layer.scales.k_scale : std::ldexp(1.0F, layer.scales.v_gain_exponent);
   for (uint32_t code = 0; code < 8 && !is_k; ++code) {
     tensor.levels.words[code / 4] |= code << (8 * (code % 4));
-    // The kernel's transform is orthonormal.
-    arguments.real_levels[code] =
-        kPaperCodebook[code] / std::sqrt(static_cast<float>(tensor.head_dim));
+    arguments.real_levels[code] = paper_level(code, tensor.head_dim);
   }
   return arguments;
 }

@@ -4,6 +4,7 @@
 //            K's sums of each dim (f64, tokens in order)
 //   means    a thread block a kv_head: K's means
 //   rows     as scan: codes and gains of rotated rows, the largest value of int8 rows
+//            paper-k8v3's V has its norms for gains
 //   scales   two thread blocks: the layer's exponents of K's and of V's gains and exact rows, and the outcome
 //   finish   as scan, and one a kv_head for the exact rows: gains, codes of int8 rows
 //
@@ -38,7 +39,8 @@ struct SourceTensor {
   uint32_t bits;
   bool is_k;
   bool is_rotated;
-  uint32_t gains;  // offsets in a block
+  bool is_paper;   // one scale for all of K, or V divided by its norms
+  uint32_t gains;  // offsets in a block; kNoGains
   uint32_t codes;
   uint16_t* exact_rows;  // [kv_head, capacity, head_dim]
   float* means;          // [kv_head, head_dim]; null: not centred

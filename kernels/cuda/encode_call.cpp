@@ -29,10 +29,6 @@ uint64_t encode_workspace_bytes(const LayerSlot& slot) {
 Status check_encode(const KvSource& source, const LayerSlot& slot) {
   constexpr char kEncode[] = "encode";
   POLYKV_RETURN_IF_ERROR(check_layer_shape(kEncode, slot.profile, slot.geometry));
-  if (slot.profile == Profile::paper_k8v3) {
-    return {POLYKV_ERR_UNSUPPORTED,
-            "encode on the device: there is no kernel for paper-k8v3; encode it on the CPU"};
-  }
   POLYKV_RETURN_IF_ERROR(check_dtype(kEncode, source.dtype));
   POLYKV_RETURN_IF_ERROR(check_aligned(kEncode, "K", source.k, source.dtype));
   POLYKV_RETURN_IF_ERROR(check_aligned(kEncode, "V", source.v, source.dtype));

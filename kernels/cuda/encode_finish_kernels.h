@@ -53,6 +53,10 @@ struct EncodeFinishKernel {
   POLYKV_HOST_DEVICE static void store_gain(const Arguments& a, const SourceTensor& tensor,
                                             const EncodeBlock& block, Shared& shared, uint32_t slot,
                                             int32_t exponent) {
+    if (tensor.gains == kNoGains) {
+      shared.gains[slot] = a.outcome->scales.k_scale;
+      return;
+    }
     const float number = a.numbers[block.place * kBlockTokens + slot];
     uint16_t gain = 0;
     if (block.is_coded(slot)) {

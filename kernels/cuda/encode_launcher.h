@@ -53,6 +53,7 @@ inline SourceTensor source_tensor(const KvSource& source, const LayerSlot& slot,
   tensor.gains = static_cast<uint32_t>(part.gains);
   tensor.codes = static_cast<uint32_t>(part.codes);
   tensor.exact_rows = part.is_k ? slot.exact_k : slot.exact_v;
+  // null as well where keys are not centred
   tensor.means = part.is_k ? slot.k_means : nullptr;
   tensor.signs = turned_signs(part.rule);
   return tensor;
@@ -77,11 +78,34 @@ void encode_quantized(Launcher& launcher, const KvSource& source, const LayerSlo
   const uint64_t blocks = uint64_t{2} * a.kv_head_count * a.block_count;
   launcher.template launch<EncodeScanKernel>(blocks, a);
   launcher.template launch<EncodeMeansKernel>(a.kv_head_count, a);
-  launcher.template launch<EncodeRowsKernel>(blocks, {a, {book_of(rule.k), book_of(rule.v)}});
+  launcher.template launch<EncodeRowsKernel>(blocks, {a, {book_of(rule.k), book_of(rule.v)}, {}});
   launcher.template launch<EncodeScalesKernel>(2, a);
   launcher.template launch<EncodeFinishKernel>(blocks, a);
   if (a.exact_count > 0)
     launcher.template launch<EncodeExactRowsKernel>(uint64_t{2} * a.kv_head_count, a);
+}
+
+template <typename Launcher>
+void encode_paper(Launcher& launcher, const KvSource& source, const LayerSlot& slot,
+                  EncodeArguments& a) {
+  const LayerGeometry& geometry = slot.geometry;
+  const TensorPart k = {
+      {8, false, false}, geometry.k_head_dim, true, kNoGains, PaperBlock::k_codes};
+  const TensorPart v = {{3, true, false},
+                        geometry.v_head_dim,
+                        false,
+                        PaperBlock::v_norms,
+                        PaperBlock::v_codes(geometry)};
+  a.tensors[0] = source_tensor(source, slot, k);
+  a.tensors[1] = source_tensor(source, slot, v);
+  a.tensors[0].is_paper = a.tensors[1].is_paper = true;
+  EncodeRowsArguments rows{a, {}, {}};
+  std::copy(kPaperBoundaries.begin(), kPaperBoundaries.end(), rows.paper_boundaries);
+  const uint64_t blocks = uint64_t{2} * a.kv_head_count * a.block_count;
+  launcher.template launch<EncodeScanKernel>(blocks, a);
+  launcher.template launch<EncodeRowsKernel>(blocks, rows);
+  launcher.template launch<EncodeScalesKernel>(2, a);
+  launcher.template launch<EncodeFinishKernel>(blocks, a);
 }
 
 template <typename Launcher>
@@ -114,6 +138,8 @@ Status encode_with(Launcher& launcher, const KvSource& source, const LayerSlot& 
   EncodeArguments a = encode_detail::layer_arguments(source, slot, workspace.data, outcome);
   if (slot.profile == Profile::exact) {
     encode_detail::encode_exact(launcher, source, slot, a);
+  } else if (slot.profile == Profile::paper_k8v3) {
+    encode_detail::encode_paper(launcher, source, slot, a);
   } else {
     encode_detail::encode_quantized(launcher, source, slot, a);
   }

@@ -25,6 +25,7 @@ struct EncodeRowsArguments {
     float inverse_unit;
     float scales[kScaleCandidates];  // ascending
   } books[2];                        // of K's and of V's bits, where those are not 8
+  float paper_boundaries[7];         // between the levels of paper-k8v3's V, ascending
 };
 
 struct EncodeRowsKernel {
@@ -49,6 +50,7 @@ struct EncodeRowsKernel {
     const EncodeArguments& a;
     const SourceTensor& tensor;
     const Book& book;
+    const float (&paper_boundaries)[7];
     const EncodeBlock& block;
     Shared& shared;
     uint32_t warp;
@@ -62,11 +64,12 @@ struct EncodeRowsKernel {
     const Warp w{a,
                  a.tensors[block.tensor],
                  arguments.books[block.tensor],
+                 arguments.paper_boundaries,
                  block,
                  cuda.template shared<Shared>(),
                  cuda.thread_index() / kWarpThreads,
                  cuda.thread_index() % kWarpThreads};
-    if (w.tensor.is_rotated) make_table(w, cuda.thread_index());
+    if (w.tensor.is_rotated && !w.tensor.is_paper) make_table(w, cuda.thread_index());
     cuda.sync_threads(kTableMade);
     float most = 0;
     for (uint32_t slot = w.warp; slot < kBlockTokens; slot += kEncodeWarps) {
@@ -158,6 +161,11 @@ struct EncodeRowsKernel {
       values[i] = dim < head_dim ? row[dim] : 0.0F;
     }
     cuda.sync_warp(kRowRead);
+    if (w.tensor.is_paper) {
+      const float norm = sqrtf(energy);
+      store_paper_row(w, slot, values, fmaxf(norm, ldexpf(kPaperFloor, -exponent)));
+      return ldexpf(norm, exponent);
+    }
     const float expected = sqrtf(energy / static_cast<float>(head_dim)) * w.book.inverse_unit;
     const float scale = best_scale(cuda, w, values, expected);
     return ldexpf(store_row(cuda, w, slot, values, scale, energy), exponent);
@@ -207,6 +215,20 @@ struct EncodeRowsKernel {
     }
     product = warp_sum(cuda, product);
     return scale > 0 ? energy / product : 0.0F;
+  }
+
+  /// A row is brought to a norm of sqrt(head_dim); at a boundary the lower level is taken.
+  POLYKV_HOST_DEVICE static void store_paper_row(const Warp& w, uint32_t slot,
+                                                 const float (&values)[kLaneDims], float norm) {
+    const float inverse = sqrtf(static_cast<float>(w.tensor.head_dim)) / norm;
+    POLYKV_UNROLL
+    for (uint32_t i = 0; i < kLaneDims; ++i) {
+      const uint32_t dim = w.lane + i * kWarpThreads;
+      if (dim >= w.tensor.head_dim) break;
+      uint32_t code = 0;
+      for (const float boundary : w.paper_boundaries) code += values[i] * inverse > boundary;
+      w.shared.codes[slot * w.tensor.head_dim + dim] = static_cast<uint8_t>(code);
+    }
   }
 
   POLYKV_HOST_DEVICE static void store_codes(const Warp& w, uint32_t thread) {

@@ -153,8 +153,9 @@ struct EncodeScalesKernel {
                                                         : static_cast<double>(most));
     const int32_t exact = device_scale_exponent(static_cast<double>(most_exact));
     if (index == 0) {
-      outcome.scales.k_scale = 0;
-      outcome.scales.k_gain_exponent = gains;
+      const bool is_paper = a.tensors[index].is_paper;
+      outcome.scales.k_scale = is_paper ? fmaxf(most / 127.0F, kPaperFloor) : 0.0F;
+      outcome.scales.k_gain_exponent = is_paper ? 0 : gains;
       outcome.scales.exact_k_exponent = exact;
     } else {
       outcome.scales.v_gain_exponent = gains;

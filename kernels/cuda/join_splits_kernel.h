@@ -20,12 +20,9 @@ struct JoinSplitsArguments {
   TurnedSigns signs;
   uint32_t query_count;
   uint32_t head_count;
-  // [query, head, dim] under strides
-  void* output;
+  void* output;  // [query, head, dim] under strides
   Dtype dtype;
-  int64_t query_stride;
-  int64_t head_stride;
-  int64_t dim_stride;
+  QueryStrides strides;
   float* log_sum_exp;  // [query, head]; null: not wanted
 };
 
@@ -82,8 +79,8 @@ struct JoinSplitsKernel {
       const uint32_t dim = thread + i * kThreads;
       if (dim >= a.head_dim) break;
       store_element(a.output, a.dtype,
-                    a.query_stride * (row % a.query_count) + a.head_stride * (row / a.query_count) +
-                        a.dim_stride * dim,
+                    a.strides.query * (row % a.query_count) +
+                        a.strides.head * (row / a.query_count) + a.strides.dim * dim,
                     maximum > -INFINITY ? outputs[i] / sum : 0.0F);
     }
     if (thread == 0 && a.log_sum_exp != nullptr) {

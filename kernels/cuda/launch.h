@@ -18,9 +18,9 @@
 
 namespace polykv::cuda {
 
-/// As Codec::encode, of any profile but paper-k8v3: `slot`'s bytes are zero but for its exact_tokens.
-/// `workspace` has encode_workspace_bytes(slot). Once the stream has come so far, `outcome` (the device's) says
-/// what encode_status() makes of it, and holds the scales for the layer's record.
+/// As Codec::encode: `slot`'s bytes are zero but for its exact_tokens. `workspace` has
+/// encode_workspace_bytes(slot). Once the stream has come so far, `outcome` (the device's) says what
+/// encode_status() makes of it, and holds the scales for the layer's record.
 Status encode(const KvSource& source, const LayerSlot& slot, const Workspace& workspace,
               EncodeOutcome* outcome, void* stream);
 
@@ -28,10 +28,10 @@ Status encode(const KvSource& source, const LayerSlot& slot, const Workspace& wo
 /// `target`, whose k and v may be null.
 Status decode(const LayerView& layer, const DecodeTarget& target, void* stream);
 
-/// Softmax attention of query rows to tokens of a document, of any profile but paper-k8v3. `workspace`
-/// has at least plan_attend(call, multiprocessor_count).workspace_bytes. A row that sees no token gets
-/// zeros and a log-sum-exp of minus infinity; one with a logit that is no finite number gets NaN in
-/// both. Equal calls give equal bits.
+/// Softmax attention of query rows to tokens of a document. `workspace` has at least
+/// plan_attend(call, multiprocessor_count).workspace_bytes. A row that sees no token gets zeros and a
+/// log-sum-exp of minus infinity; one with a logit that is no finite number gets NaN in both. Equal
+/// calls give equal bits.
 Status attend(const AttendCall& call, const Workspace& workspace, uint32_t multiprocessor_count,
               void* stream);
 

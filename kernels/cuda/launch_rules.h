@@ -18,6 +18,12 @@ inline Status check_layer_shape(const char* operation, Profile profile, const La
     return {POLYKV_ERR_UNSUPPORTED, format("%s on the device: no codec for profile %u", operation,
                                            static_cast<uint32_t>(profile))};
   POLYKV_RETURN_IF_ERROR(codec->check_geometry(profile, g).with_context(operation));
+  if (profile == Profile::paper_k8v3 && g.v_head_dim < kPieceSize) {
+    return {POLYKV_ERR_UNSUPPORTED,
+            format("%s on the device: paper-k8v3 with a V head_dim of %u, and at least %u there; "
+                   "use the document on the CPU",
+                   operation, g.v_head_dim, kPieceSize)};
+  }
   if (std::max(g.k_head_dim, g.v_head_dim) <= kMaxDeviceHeadDim) return Status::ok();
   return {POLYKV_ERR_UNSUPPORTED,
           format("%s on the device: head_dims of K and V are %u and %u, and at most %u there; use "

@@ -14,13 +14,7 @@
 namespace polykv::cuda {
 
 struct PrepareQueriesArguments {
-  const void* q;  // [query, head, dim] under strides
-  Dtype dtype;
-  int64_t query_stride;
-  int64_t head_stride;
-  int64_t dim_stride;
-  float scale;  // of logits
-  uint32_t query_count;
+  AskedRows asked;
   uint32_t row_count;
   uint32_t group_rows;
   uint32_t head_dim;
@@ -51,10 +45,7 @@ struct PrepareQueriesKernel {
     float* values = cuda.template shared<Shared>().rows[warp];
     float largest = 0;
     for (uint32_t dim = lane; dim < a.head_dim; dim += kWarpThreads) {
-      values[dim] = load_element(a.q, a.dtype,
-                                 a.query_stride * (row % a.query_count) +
-                                     a.head_stride * (row / a.query_count) + a.dim_stride * dim) *
-                    a.scale;
+      values[dim] = a.asked.at(row, dim);
       largest = fmaxf(largest, fabsf(values[dim]));
     }
     put_mean_logits(cuda, a, row, lane, values);

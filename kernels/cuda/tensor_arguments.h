@@ -70,6 +70,11 @@ inline TurnedSigns turned_signs(const TensorRule& rule) {
   return signs;
 }
 
+/// What a code of paper-k8v3's V means, times a row's norm, before an orthonormal transform; the format's is not.
+inline float paper_level(uint32_t code, uint32_t v_head_dim) {
+  return kPaperCodebook[code] / std::sqrt(static_cast<float>(v_head_dim));
+}
+
 /// Of a quantised profile.
 inline PackedTensor packed_tensor(const LayerView& layer, const TensorPart& part) {
   PackedTensor tensor{};

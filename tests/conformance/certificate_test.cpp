@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "tests/support/relative_error.h"
 #include "tests/support/segments.h"
 
 using namespace polykv;
@@ -61,16 +62,6 @@ std::vector<double> attend(const LayerValues& layer, const TestQueries& queries,
     }
   }
   return outputs;
-}
-
-double relative_error(const std::vector<double>& got, const std::vector<double>& want) {
-  double difference = 0;
-  double norm = 0;
-  for (size_t i = 0; i < want.size(); ++i) {
-    difference += (got[i] - want[i]) * (got[i] - want[i]);
-    norm += want[i] * want[i];
-  }
-  return std::sqrt(difference / norm);
 }
 
 LayerSpec spec_of(const LayerValues& layer, Profile profile, uint64_t first_token = 0) {

@@ -6,6 +6,7 @@
 
 #include "kernels/half.h"
 #include "kernels/profiles.h"
+#include "tests/support/relative_error.h"
 #include "tests/support/segments.h"
 
 using namespace polykv;
@@ -151,14 +152,14 @@ TEST_CASE("rotated rows have a Gaussian's error on average, and are unbiased") {
     double worst_bias = 0;
     for (size_t row = 0; row < 2000; ++row) {
       double product = 0;
-      double square = 0;
+      double row_energy = 0;
       for (size_t at = row * 80; at < (row + 1) * 80; ++at) {
-        error += std::pow(double{back.v[at]} - values.v[at], 2);
-        square += double{values.v[at]} * values.v[at];
+        error += square(double{back.v[at]} - values.v[at]);
+        row_energy += double{values.v[at]} * values.v[at];
         product += double{values.v[at]} * back.v[at];
       }
-      energy += square;
-      worst_bias = std::max(worst_bias, std::abs(product / square - 1));
+      energy += row_energy;
+      worst_bias = std::max(worst_bias, std::abs(product / row_energy - 1));
     }
     CHECK(error / energy < 1.01 * expected(rule.v.bits));
     CHECK(worst_bias < 0x1p-10);

@@ -12,6 +12,7 @@
 #include "tests/support/device_place.h"
 #include "tests/support/gguf_builder.h"
 #include "tests/support/model.h"
+#include "tests/support/relative_error.h"
 
 using namespace polykv;
 using namespace polykv::test;
@@ -29,17 +30,6 @@ constexpr double kSmolTolerance = 2e-5;
 constexpr double kTinyTolerance = 1e-5;
 constexpr double kSmolTolerance = 1e-4;
 #endif
-
-double relative_error(const float* values, const float* expected, size_t count) {
-  double difference = 0;
-  double norm = 0;
-  for (size_t i = 0; i < count; ++i) {
-    const double delta = static_cast<double>(values[i]) - static_cast<double>(expected[i]);
-    difference += delta * delta;
-    norm += static_cast<double>(expected[i]) * static_cast<double>(expected[i]);
-  }
-  return std::sqrt(difference / norm);
-}
 
 /// Both passes over one model's weights.
 struct Passes {

@@ -6,6 +6,7 @@
 #include "kernels/block_layout.h"
 #include "kernels/codec_rules.h"
 #include "tests/support/npy.h"
+#include "tests/support/relative_error.h"
 #include "tests/support/segments.h"
 
 using namespace polykv;
@@ -103,8 +104,8 @@ void check_folder(const std::string& folder, uint32_t heads, uint32_t dim, Backe
       for (uint32_t i = 0; i < dim; ++i) {
         const size_t at = size_t{row} * dim + i;
         worst_k = std::max<double>(worst_k, std::abs(decoded.k[at] - k_out[at]));
-        difference += std::pow(double{decoded.v[at]} - v_out[at], 2);
-        norm += std::pow(double{v_out[at]}, 2);
+        difference += square(double{decoded.v[at]} - v_out[at]);
+        norm += square(double{v_out[at]});
       }
       if (std::sqrt(difference) > std::max(6e-4 * std::sqrt(norm), 1e-7 * largest_v)) ++bad_rows;
     }

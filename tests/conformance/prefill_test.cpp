@@ -8,8 +8,10 @@
 
 #include "tests/support/model.h"
 #include "tests/support/npy.h"
+#include "tests/support/relative_error.h"
 
 using namespace polykv;
+using test::relative_error;
 
 namespace {
 
@@ -59,17 +61,6 @@ std::shared_ptr<const Weights> weights() {
     return std::make_shared<const Weights>(Weights::load(model, 2).value());
   }();
   return kWeights;
-}
-
-double relative_error(const float* values, const float* expected, size_t count) {
-  double difference = 0;
-  double norm = 0;
-  for (size_t i = 0; i < count; ++i) {
-    const double delta = static_cast<double>(values[i]) - static_cast<double>(expected[i]);
-    difference += delta * delta;
-    norm += static_cast<double>(expected[i]) * static_cast<double>(expected[i]);
-  }
-  return std::sqrt(difference / norm);
 }
 
 /// The cache's rows at the reference's positions below `token_count`, for K or V of a layer,

@@ -152,7 +152,14 @@ class Block {
   }
   void set_ready(uint32_t thread) { ready_[thread / 64] |= uint64_t{1} << (thread % 64); }
   void set_waiting(uint32_t thread) { ready_[thread / 64] &= ~(uint64_t{1} << (thread % 64)); }
-  bool is_ready(uint32_t thread) const { return (ready_[thread / 64] >> (thread % 64) & 1U) != 0; }
+  /// The first that is ready among `start` and those behind it; kMaxThreads: none is.
+  uint32_t ready_from(uint32_t start) const {
+    uint64_t word = ready_[start / 64] >> (start % 64) << (start % 64);
+    for (uint32_t at = start / 64;; word = ready_[at]) {
+      if (word != 0) return at * 64 + static_cast<uint32_t>(std::countr_zero(word));
+      if (++at == ready_.size()) return kMaxThreads;
+    }
+  }
 
   const EmulatedGrid* grid_ = nullptr;
   const Schedule* schedule_ = nullptr;
@@ -250,18 +257,14 @@ const Given* Block::exchange(uint32_t thread, const Given& given) {
 uint32_t Block::next_thread() {
   const uint32_t count = grid_->block_threads;
   if (schedule_->order == Order::random) {
-    const auto start = static_cast<uint32_t>(engine_() % count);
-    for (uint32_t i = 0; i < count; ++i) {
-      if (is_ready((start + i) % count)) return (start + i) % count;
-    }
-    return count;
+    const uint32_t behind = ready_from(static_cast<uint32_t>(engine_() % count));
+    return std::min(behind < kMaxThreads ? behind : ready_from(0), count);
   }
-  for (uint32_t i = 0; i < ready_.size(); ++i) {
-    const bool ascends = schedule_->order == Order::ascending;
-    const uint32_t at = ascends ? i : static_cast<uint32_t>(ready_.size()) - 1 - i;
-    if (ready_[at] == 0) continue;
-    const int bit = ascends ? std::countr_zero(ready_[at]) : 63 - std::countl_zero(ready_[at]);
-    return at * 64 + static_cast<uint32_t>(bit);
+  if (schedule_->order == Order::ascending) return std::min(ready_from(0), count);
+  for (size_t at = ready_.size(); at-- > 0;) {
+    if (ready_[at] != 0)
+      return static_cast<uint32_t>(at * 64 + 63) -
+             static_cast<uint32_t>(std::countl_zero(ready_[at]));
   }
   return count;
 }

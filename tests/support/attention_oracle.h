@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "tests/support/relative_error.h"
 #include "tests/support/segments.h"
 
 namespace polykv::test {
@@ -13,7 +14,7 @@ namespace polykv::test {
 inline double norm(const float* row, uint32_t dim, const float* minus = nullptr) {
   double sum = 0;
   for (uint32_t i = 0; i < dim; ++i)
-    sum += std::pow(double{row[i]} - (minus == nullptr ? 0.0 : double{minus[i]}), 2);
+    sum += square(double{row[i]} - (minus == nullptr ? 0.0 : double{minus[i]}));
   return std::sqrt(sum);
 }
 

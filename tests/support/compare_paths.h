@@ -9,19 +9,10 @@
 #include "kernels/codebooks.h"
 #include "kernels/codec_rules.h"
 #include "kernels/reference/rotated_rows.h"
+#include "tests/support/relative_error.h"
 #include "tests/support/segments.h"
 
 namespace polykv::test {
-
-inline double relative_error(const std::vector<float>& got, const std::vector<float>& want) {
-  double difference = 0;
-  double norm = 0;
-  for (size_t i = 0; i < want.size(); ++i) {
-    difference += std::pow(double{got[i]} - want[i], 2);
-    norm += std::pow(double{want[i]}, 2);
-  }
-  return std::sqrt(difference / norm);
-}
 
 inline uint16_t gain_at(const LayerView& layer, uint32_t head, uint64_t token, uint64_t start) {
   uint16_t gain;
@@ -60,7 +51,7 @@ inline bool scales_tie(const LayerValues& values, const LayerView& layer, const 
     for (const double value : row) {
       double least = 1e300;
       for (uint32_t code = 0; code < book.size; ++code) {
-        least = std::min(least, std::pow(value - scale * book.levels[code], 2));
+        least = std::min(least, square(value - scale * book.levels[code]));
       }
       error += least;
     }

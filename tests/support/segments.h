@@ -18,6 +18,12 @@ inline constexpr Profile kAllProfiles[] = {Profile::exact, Profile::paper_k8v3, 
                                            Profile::k6v5,  Profile::k5v4,       Profile::k8v3,
                                            Profile::k4v3};
 
+/// The first token of a segment that has no sinks, so that every exact row is a chosen one; of paper-k8v3, which
+/// is one segment, the first.
+inline uint64_t later_token(Profile profile) {
+  return profile == Profile::paper_k8v3 ? 0 : 4096;
+}
+
 /// 4096-byte aligned bytes of an exact length, so that the address sanitizer sees a read behind the
 /// end.
 class AlignedBytes {

@@ -26,14 +26,19 @@ std::string real_worker() {
   return path_or("POLYKV_TEST_PREFILL", POLYKV_PREFILL_PATH);
 }
 
-std::string model_file() {
+/// Of heads of 16 dims, or of twice as many of 8.
+std::string model_file(bool has_small_heads = false) {
   static const TemporaryFolder folder;
-  static const std::string path = [] {
+  static const auto write = [](const char* name, uint32_t head_count) {
     GgufBuilder model = tiny_llama();
     model.set_u32("llama.context_length", 32768);
-    return folder.write("model.gguf", model.build());
-  }();
-  return path;
+    model.set_u32("llama.attention.head_count", head_count);
+    model.set_u32("llama.attention.head_count_kv", head_count / 2);
+    model.set_u32("llama.rope.dimension_count", 64 / head_count);
+    return folder.write(name, model.build());
+  };
+  static const std::string paths[] = {write("model.gguf", 4), write("small.gguf", 8)};
+  return paths[has_small_heads ? 1 : 0];
 }
 
 /// The worker on the processor, and documents in host memory.
@@ -46,9 +51,9 @@ const IngestBench& host_bench() {
 
 struct GpuBench : private CudaBench, public IngestBench {
   explicit GpuBench(const std::string& backing, const std::string& choice = "cuda",
-                    const std::string& worker = POLYKV_PREFILL_ON_EMULATED_GPU)
-      : IngestBench(worker, model_file(),
-                    EmulatedDevice::flags({"--worker-device", choice}, backing)) {}
+                    const std::string& worker = POLYKV_PREFILL_ON_EMULATED_GPU,
+                    const std::string& model = model_file())
+      : IngestBench(worker, model, EmulatedDevice::flags({"--worker-device", choice}, backing)) {}
   using CudaBench::device;
   uint64_t open_total() const { return device().state()->open_total; }
 };
@@ -241,7 +246,7 @@ TEST_CASE("a long prefix in host memory reaches the GPU in parts") {
   compare(**ours, *must(host_bench().ingest(request, longer)));
 }
 
-TEST_CASE("a profile without a kernel is encoded on the processor, from the GPU's tensors") {
+TEST_CASE("a profile of one segment is encoded on the GPU as any other") {
   const GpuBench bench(can_keep_documents_on_gpu() ? "cuda" : "memfd");
   lib::IngestRequest request;
   request.profile = Profile::paper_k8v3;
@@ -251,6 +256,18 @@ TEST_CASE("a profile without a kernel is encoded on the processor, from the GPU'
 }
 
 #ifdef POLYKV_ON_EMULATION
+
+TEST_CASE("what there is no kernel for is encoded on the processor, from the GPU's tensors") {
+  const GpuBench bench("cuda", "cuda", POLYKV_PREFILL_ON_EMULATED_GPU, model_file(true));
+  const IngestBench host(real_worker(), model_file(true), {"--worker-device", "cpu"});
+  lib::IngestRequest request;
+  request.profile = Profile::paper_k8v3;
+  const uint64_t opened = bench.open_total();
+  const IngestResult ours = bench.ingest(request, text_of(300));
+  REQUIRE(message_of(ours) == "");
+  CHECK(bench.open_total() == opened);  // polykvd copied it there
+  compare(**ours, *must(host.ingest(request, text_of(300))));
+}
 
 TEST_CASE(
     "a document that does not fit the GPU is refused before it is computed, and others go on") {

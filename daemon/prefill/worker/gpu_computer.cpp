@@ -9,7 +9,7 @@
 #include "daemon/prefill/transformer/tensor_pass.h"
 #include "daemon/prefill/worker/each_layer.h"
 #include "daemon/prefill/worker/free_memory.h"
-#include "kernels/cuda/tensor_arguments.h"
+#include "kernels/cuda/launch_rules.h"
 #include "libclient/cuda/kernel_calls.h"
 
 namespace polykv {
@@ -27,8 +27,10 @@ struct HostLayer {
 /// What there are kernels for; the rest is encoded on the processor, from copies.
 bool can_encode(const lib::Publisher& publisher) {
   const LayerGeometry& geometry = publisher.identity().layers.front();  // all are alike
-  return publisher.profile() != Profile::paper_k8v3 &&
-         std::max(geometry.k_head_dim, geometry.v_head_dim) <= cuda::kMaxDeviceHeadDim;
+  // Those that `auto` chooses from have kernels for the same shapes.
+  const Profile profile =
+      publisher.profile() == Profile::automatic ? Profile::k5v4 : publisher.profile();
+  return cuda::check_layer_shape("encode", profile, geometry).is_ok();
 }
 
 class GpuComputation final : public Computation {

@@ -254,8 +254,10 @@ TEST_CASE("a layer without a kernel is encoded on the processor, from the GPU's 
   const IngestBench host(real_worker(), model, {"--worker-device", "cpu"});
   lib::IngestRequest request;
   request.profile = Profile::paper_k8v3;  // its V has at least 16 dims on a GPU
+  const uint64_t opened = bench.open_total();
   const IngestResult ours = bench.ingest(request, text_of(300));
   REQUIRE(message_of(ours) == "");
+  CHECK(bench.open_total() == opened);  // polykvd copied it there
   compare(**ours, *must(host.ingest(request, text_of(300))));
 }
 

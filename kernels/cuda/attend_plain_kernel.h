@@ -164,9 +164,12 @@ struct AttendPlainKernel {
       }
       return;
     }
-    const uint64_t first = w.part.first_token + uint64_t{split} * w.a.split_tokens;
-    const uint64_t left = w.part.end_token - first;
-    const uint64_t end = first + (left < w.a.split_tokens ? left : w.a.split_tokens);
+    // By blocks, as splits are counted: a range may begin inside one.
+    const uint64_t start =
+        w.part.first_token / kBlockTokens * kBlockTokens + uint64_t{split} * w.a.split_tokens;
+    const uint64_t first = start < w.part.first_token ? w.part.first_token : start;
+    const uint64_t limit = start + w.a.split_tokens;
+    const uint64_t end = w.part.end_token < limit ? w.part.end_token : limit;
     for (uint64_t token = first + w.warp; token < end; token += kWarps) {
       if (w.a.kind == PlainRows::paper_blocks) {
         attend_token(cuda, w, token, paper_row(w, token));

@@ -138,7 +138,8 @@ TEST_CASE("splits, windows, soft-caps and ranges inside a segment attend as they
       struct Range {
         uint64_t first, count;
       };
-      for (const Range range : {Range{0, 1100}, {63, 2}, {700, 1}, {130, 700}, {700, 301}}) {
+      // The last one: a split's worth of tokens, and a block more than that has.
+      for (const Range range : {Range{0, 1100}, {63, 2}, {700, 1}, {700, 301}, {63, 451}}) {
         if (++cases % POLYKV_CASE_STEP != 0) continue;
         const uint32_t multiprocessors = cases / 5 % 3 == 0 ? 132 : 1;
         const std::vector<float> q = random_queries(document.decoded, 2 * 2 * 3, 6, cases);
@@ -210,8 +211,10 @@ TEST_CASE("several segments in one call are attended to as one document") {
                              << " head " << head);
         CHECK(std::abs(answer.log_sum_exp[query * 2 + head] - want_sum) <= 4e-4);
         double worst = 0;
-        for (uint32_t i = 0; i < 64; ++i)
-          worst = std::max(worst, std::abs(answer.output[(query * 2 + head) * 64 + i] - want[i]));
+        for (uint32_t i = 0; i < 64; ++i) {
+          const double difference = std::abs(answer.output[(query * 2 + head) * 64 + i] - want[i]);
+          worst = difference <= worst ? worst : difference;  // NaN is worst
+        }
         CHECK(worst <= 1e-3);
       }
     }

@@ -274,8 +274,6 @@ TEST_CASE(
     for (float& value : scaled.v) value *= unit;
     for (const Profile profile : kAllProfiles) {
       if (profile == Profile::exact || ++cases % POLYKV_CASE_STEP != 0) continue;
-      // Beneath its floor paper-k8v3 divides all to nearly 0, a tie between two levels.
-      if (profile == Profile::paper_k8v3 && unit < kPaperFloor) continue;
       INFO(profile_name(profile) << " unit " << unit);
       const std::vector<uint32_t> exact = some_exact_tokens(profile, 128);
       Totals totals;

@@ -124,11 +124,15 @@ TEST_CASE(
   const CudaBench bench;
   const DaemonProcess daemon(bench.device().flags());
   client::Session session = connect_to(daemon.socket_path());
-  for (const polykv_profile profile : {POLYKV_PROFILE_K5V4, POLYKV_PROFILE_K8V3}) {
+  for (const polykv_profile profile :
+       {POLYKV_PROFILE_K5V4, POLYKV_PROFILE_EXACT, POLYKV_PROFILE_PAPER_K8V3}) {
+    INFO(polykv_profile_name(profile));
     SyntheticDocument document(500, static_cast<uint32_t>(profile));
     document.profile = profile;
-    const client::Lease lease = document.publish(session, polykv_profile_name(profile), 300);
-    REQUIRE(lease.info().segment_count == 2);
+    const bool is_one_segment = profile == POLYKV_PROFILE_PAPER_K8V3;
+    const client::Lease lease =
+        document.publish(session, polykv_profile_name(profile), is_one_segment ? 500 : 300);
+    REQUIRE(lease.info().segment_count == (is_one_segment ? 1 : 2));
     compare_decoding(bench, lease, 0, 500);
     compare_decoding(bench, lease, 250, 101);
     compare_attention(bench, lease, 0, 500);

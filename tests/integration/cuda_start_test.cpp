@@ -1,5 +1,7 @@
 // What polykvd does at its start with the GPU that it finds, or does not find. Numbers are rows of the
 // failure checklist.
+#include <sys/prctl.h>
+
 #include <catch2/catch.hpp>
 #include <thread>
 
@@ -98,10 +100,12 @@ TEST_CASE("row 33: a daemon that waits for the driver can be told to stop") {
   device.use_here();
   const TemporaryFolder folder;
   ChildProcess daemon([&](const Channel&) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     ::unsetenv("NOTIFY_SOCKET");
     const std::string socket = folder.path() + "/socket";
     ::execl(POLYKV_DAEMON_PATH, POLYKV_DAEMON_PATH, "--backing", "cuda", "--cuda-library",
             POLYKV_EMULATED_LIBRARY, "--cuda-wait", "600s", "--socket", socket.c_str(), nullptr);
+    throw std::runtime_error("polykvd cannot be started");
   });
   while (device.state()->missing_total == 0) std::this_thread::yield();
   daemon.signal(SIGTERM);

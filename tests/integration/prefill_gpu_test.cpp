@@ -10,6 +10,7 @@
 #include "tests/support/gguf_builder.h"
 #include "tests/support/gpu_sharing.h"
 #include "tests/support/ingest_bench.h"
+#include "tests/support/relative_error.h"
 #include "tests/support/run_program.h"
 
 using namespace polykv;
@@ -132,13 +133,8 @@ double difference(const lib::Lease& ours, const lib::Lease& expected) {
   for (uint32_t layer = 0; layer < ours.layer_count(); ++layer) {
     const std::vector<float> a = decoded(ours, layer);
     const std::vector<float> b = decoded(expected, layer);
-    double off = 0;
-    double norm = 0;
-    for (size_t i = 0; i < b.size(); ++i) {
-      off += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
-      norm += double{b[i]} * b[i];
-    }
-    worst = std::max(worst, std::sqrt(off / norm));
+    const double off = relative_error(a, b);
+    worst = off <= worst ? worst : off;  // NaN is worst
   }
   return worst;
 }

@@ -80,6 +80,8 @@ std::vector<float> Attention::attend_on_cpu(uint32_t agent) const {
 
 void Attention::verify_result(uint32_t agents, cuda::Products products) {
   const std::vector<float> want = attend_on_cpu(agents - 1);
+  output_.spoil();
+  workspace_->spoil();
   attend(document_.layer_count() - 1, agents, products);
   check(cudaDeviceSynchronize(), "attend");
   const std::vector<float> outputs = output_.host();

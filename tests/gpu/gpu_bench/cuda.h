@@ -32,11 +32,15 @@ class Buffer {
   Buffer& operator=(const Buffer&) = delete;
   T* get() const { return data_; }
   size_t count() const { return count_; }
-  std::vector<T> host() const {
-    std::vector<T> values(count_);
-    check(cudaMemcpy(values.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost), "copy");
+  std::vector<T> host() const { return host(0, count_); }
+  std::vector<T> host(size_t first, size_t count) const {
+    std::vector<T> values(count);
+    check(cudaMemcpy(values.data(), data_ + first, count * sizeof(T), cudaMemcpyDeviceToHost),
+          "copy");
     return values;
   }
+  /// All bits one: no number. Before a result is verified, so that none is left of an earlier call.
+  void spoil() const { check(cudaMemset(data_, 0xff, count_ * sizeof(T)), "spoil"); }
 
  private:
   size_t count_;

@@ -36,12 +36,13 @@ class BenchDocument {
   uint64_t token_count() const { return token_count_; }
   /// Of all layers.
   uint64_t packed_bytes() const { return layer_bytes_ * layer_count_; }
-  uint64_t raw_bytes() const { return 2 * (k_.count() + v_.count()) * layer_count_; }
+  uint64_t raw_bytes() const { return 4 * value_count_ * layer_count_; }
   std::vector<cuda::ChecksumRange> payloads() const;
   /// What attention reads.
   std::vector<cuda::AttendRun> runs(size_t layer) const;
 
-  /// Queued on the default stream: from K and V, over what was encoded before; into fp16.
+  /// Queued on the default stream: from K and V, over what was encoded before; into fp16. A call a segment, as libpolykv
+  /// makes them.
   void encode(size_t layer);
   void decode(size_t layer);
 
@@ -71,12 +72,17 @@ class BenchDocument {
   }
   static LayerView host_view(const Segment& segment);
 
+  /// Where a layer's K and V, and what they decode to, begin.
+  size_t first_value(size_t layer) const { return layer % copy_count_ * value_count_; }
+
   Profile profile_;
   uint64_t token_count_;
+  size_t value_count_;  // of K, and of V, of a layer
+  size_t copy_count_;   // so many layers have K and V of their own, which no cache holds together
   std::vector<Segment> segments_;
   uint64_t layer_bytes_ = 0;
   size_t layer_count_ = 0;
-  Buffer<uint16_t> k_;  // [token, kv_head, dim]; all layers are made of the same
+  Buffer<uint16_t> k_;  // [copy, token, kv_head, dim]
   Buffer<uint16_t> v_;
   Buffer<uint16_t> k_out_;
   Buffer<uint16_t> v_out_;

@@ -27,11 +27,14 @@ void walsh_hadamard(std::vector<double>& row) {
   }
 }
 
-/// At a boundary the lower one.
 uint32_t nearest_code(double value) {
-  uint32_t code = 0;
-  while (code < kPaperBoundaries.size() && value > kPaperBoundaries[code]) ++code;
-  return code;
+  uint32_t best = 0;
+  for (uint32_t code = 1; code < kPaperCodebook.size(); ++code) {
+    if (std::abs(value - kPaperCodebook[code]) < std::abs(value - kPaperCodebook[best])) {
+      best = code;
+    }
+  }
+  return best;
 }
 
 void encode_k(const SourceTensor& k, LayerSlot& slot) {

@@ -214,11 +214,11 @@ TEST_CASE(
   client::Session session = connect_to(daemon.socket_path());
   for (const polykv_profile profile : {POLYKV_PROFILE_EXACT, POLYKV_PROFILE_K5V4}) {
     INFO(polykv_profile_name(profile) << " in " << backing);
-    SyntheticDocument document(400, static_cast<uint32_t>(profile));
+    SyntheticDocument document(150, static_cast<uint32_t>(profile));
     document.profile = profile;
     client::Publisher publisher = document.become_producer(session, nullptr);
-    for (const uint64_t first : {0, 300}) {
-      const uint64_t count = first == 0 ? 300 : 100;
+    for (const uint64_t first : {0, 100}) {
+      const uint64_t count = first == 0 ? 100 : 50;
       client::Segment segment =
           backing == "cuda" ? begin_on_gpu(publisher, count) : begin_on_host(publisher, count);
       encode_by_kernels(bench, document, segment.get(), first, count, backing == "cuda" ? -1 : 0);
@@ -230,9 +230,9 @@ TEST_CASE(
     REQUIRE(lease.ok());
     CHECK(lease->verify().ok());
     // As good as what the CPU encodes of the same values.
-    SyntheticDocument twin(400, 1000 + static_cast<uint32_t>(profile));
+    SyntheticDocument twin(150, 1000 + static_cast<uint32_t>(profile));
     twin.profile = profile;
-    const client::Lease by_cpu = twin.publish(session, nullptr, 300);
+    const client::Lease by_cpu = twin.publish(session, nullptr, 100);
     const double error = document.worst_error(*lease);
     CHECK(error <= 1.001 * twin.worst_error(by_cpu));
     CHECK((error == 0) == (profile == POLYKV_PROFILE_EXACT));

@@ -112,7 +112,8 @@ POLYKV_API void polykv_cuda_queue_init(polykv_cuda_queue* queue);
  * polykv_cuda_lease_stage.
  * head_dims up to 256. An error of the GPU itself comes with a later call of the CUDA runtime, as
  * usual. Errors, with nothing queued for the segment concerned: those of polykv_layer_decode and of
- * polykv_cuda_lease_layer_view, UNSUPPORTED (head_dims above 256, paper-k8v3 with a V head_dim of 8; a CUDA library without kernels), SYSTEM.
+ * polykv_cuda_lease_layer_view, UNSUPPORTED (head_dims above 256, paper-k8v3 with a V head_dim of 8; a
+ * CUDA library without kernels), SYSTEM.
  */
 POLYKV_API POLYKV_NODISCARD polykv_status
 polykv_cuda_layer_decode(const polykv_lease* lease, uint32_t layer,

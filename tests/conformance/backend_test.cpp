@@ -114,13 +114,19 @@ TEST_CASE("every path decodes the same bytes to values within 1e-6 of the refere
   }
 }
 
+/// Gaussian values times `scale`.
+static LayerValues values_of_size(float scale) {
+  LayerValues values = random_values({2, 128, 80, 0}, 70, 5);
+  for (float& value : values.k) value *= scale;
+  for (float& value : values.v) value *= scale;
+  return values;
+}
+
 TEST_CASE("values near the ends of fp32's range decode as the reference decodes them") {
   for (const ProfileRule& rule : kProfileRules) {
     for (const float scale : {0x1p-108F, 0x1p-90F, 0x1p-60F, 0x1p100F}) {
       INFO(profile_name(rule.profile) << ", values of " << scale);
-      LayerValues values = random_values({2, 128, 80, 0}, 70, 5);
-      for (float& value : values.k) value *= scale;
-      for (float& value : values.v) value *= scale;
+      const LayerValues values = values_of_size(scale);
       const AlignedBytes bytes = encode(values, rule.profile, Backend::reference);
       const SegmentView view = open_segment(bytes);
       const LayerValues want = decode_all(view, 0, Backend::reference);
@@ -135,9 +141,7 @@ TEST_CASE("denormal values decode to the reference's, within two steps of fp32")
   for (const ProfileRule& rule : kProfileRules) {
     for (const float scale : {0x1p-140F, 0x1p-135F, 0x1p-128F}) {
       INFO(profile_name(rule.profile) << ", values of " << scale);
-      LayerValues values = random_values({2, 128, 80, 0}, 70, 5);
-      for (float& value : values.k) value *= scale;
-      for (float& value : values.v) value *= scale;
+      const LayerValues values = values_of_size(scale);
       const AlignedBytes bytes = encode(values, rule.profile, Backend::reference);
       const SegmentView view = open_segment(bytes);
       const LayerValues want = decode_all(view, 0, Backend::reference);
@@ -159,9 +163,7 @@ TEST_CASE("values near the ends of fp32's range are coded as by the reference, d
   for (const ProfileRule& rule : kProfileRules) {
     for (const float scale : {0x1p-135F, 0x1p-128F, 0x1p-108F, 0x1p-60F, 0x1p100F, 0x1p116F}) {
       INFO(profile_name(rule.profile) << ", values of " << scale);
-      LayerValues values = random_values({2, 128, 80, 0}, 70, 5);
-      for (float& value : values.k) value *= scale;
-      for (float& value : values.v) value *= scale;
+      const LayerValues values = values_of_size(scale);
       const AlignedBytes bytes = encode(values, rule.profile, Backend::reference);
       const AlignedBytes fast = encode(values, rule.profile, Backend::cpu);
       for (const TensorPart& part :

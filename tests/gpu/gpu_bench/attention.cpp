@@ -86,7 +86,7 @@ void Attention::verify_result(uint32_t agents, cuda::Products products) {
   check(cudaDeviceSynchronize(), "attend");
   const std::vector<float> outputs = output_.host();
   const auto begin = outputs.begin() + static_cast<int64_t>((agents - 1) * kAgentValues);
-  const double error = relative_error({begin, begin + kAgentValues}, want);
+  const double error = relative_error(std::vector<float>(begin, begin + kAgentValues), want);
   verify(error < 5e-3, products == cuda::Products::scalar ? "attend" : "attend by tensor cores",
          error);
 }

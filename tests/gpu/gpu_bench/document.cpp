@@ -43,18 +43,6 @@ void verify(bool is_right, const char* what, double relative_error) {
   if (!is_right) throw WrongResult(format("%s is wrong: relative error %g", what, relative_error));
 }
 
-double relative_error(const std::vector<float>& got, const std::vector<float>& want) {
-  double difference = 0;
-  double norm = 0;
-  for (size_t i = 0; i < want.size(); ++i) {
-    const double value = static_cast<double>(want[i]);
-    const double delta = static_cast<double>(got[i]) - value;
-    difference += delta * delta;
-    norm += value * value;
-  }
-  return std::sqrt(difference / norm);  // NaN fails every comparison
-}
-
 std::vector<float> as_floats(const std::vector<uint16_t>& halves) {
   std::vector<float> floats(halves.size());
   for (size_t i = 0; i < halves.size(); ++i) floats[i] = f32_from_f16(halves[i]);

@@ -9,8 +9,11 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/segment.h"
 #include "tests/gpu/gpu_bench/cuda.h"
+#include "tests/support/relative_error.h"
 
 namespace polykv::bench {
+
+using test::relative_error;
 
 inline constexpr LayerGeometry kGeometry{8, 128, 128, 0};
 
@@ -21,7 +24,6 @@ struct WrongResult : std::runtime_error {
 /// Throws WrongResult.
 void verify(bool is_right, const char* what, double relative_error);
 
-double relative_error(const std::vector<float>& got, const std::vector<float>& want);
 std::vector<float> as_floats(const std::vector<uint16_t>& halves);
 /// Gaussian, fp16.
 std::vector<uint16_t> random_halves(size_t count, uint64_t seed);

@@ -2,12 +2,8 @@
 // busy all the same, so that who does not wait for it is found.
 #include <mutex>
 
-#include "kernels/cuda/attend_launcher.h"
-#include "kernels/cuda/checksum_launcher.h"
-#include "kernels/cuda/decode_launcher.h"
-#include "kernels/cuda/encode_launcher.h"
 #include "kernels/cuda/library.h"
-#include "tests/cuda_emulation/emulation.h"
+#include "tests/cuda_emulation/emulated_calls.h"
 
 namespace polykv::test {
 
@@ -23,14 +19,12 @@ class EmulatedKernels final : public cuda::Kernels {
                 cuda::EncodeOutcome* outcome, void* stream) override {
     const std::lock_guard lock(mutex_);
     polykv_emulated_keep_busy(stream, outcome);
-    EmulatedLauncher launcher({});
-    return cuda::encode_with(launcher, source, slot, workspace, outcome);
+    return run_encode(source, slot, workspace, outcome);
   }
   Status decode(const LayerView& layer, const DecodeTarget& target, void* stream) override {
     const std::lock_guard lock(mutex_);
     polykv_emulated_keep_busy(stream, layer.blocks);
-    EmulatedLauncher launcher({});
-    return cuda::decode_with(launcher, layer, target);
+    return run_decode(layer, target);
   }
   Result<uint64_t> attend_workspace_bytes(const cuda::AttendCall& call) override {
     return cuda::plan_attend(call, kMultiprocessors).workspace_bytes;
@@ -40,13 +34,11 @@ class EmulatedKernels final : public cuda::Kernels {
     const std::lock_guard lock(mutex_);
     for (const cuda::AttendRun& run : call.runs)
       polykv_emulated_keep_busy(stream, run.layer.blocks);
-    EmulatedLauncher launcher({});
-    return cuda::attend_with(launcher, call, workspace, kMultiprocessors);
+    return run_attend(call, workspace, kMultiprocessors);
   }
   Status checksum(std::span<const cuda::ChecksumRange> ranges, uint64_t* sums, void*) override {
     const std::lock_guard lock(mutex_);
-    EmulatedLauncher launcher({});
-    return cuda::checksum_with(launcher, ranges, sums);
+    return run_checksum(ranges, sums);
   }
 
  private:

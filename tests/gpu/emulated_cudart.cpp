@@ -5,12 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "kernels/cuda/attend_launcher.h"
-#include "kernels/cuda/checksum_launcher.h"
-#include "kernels/cuda/decode_launcher.h"
-#include "kernels/cuda/encode_launcher.h"
 #include "kernels/cuda/launch.h"
-#include "tests/cuda_emulation/emulation.h"
+#include "tests/cuda_emulation/emulated_calls.h"
 
 extern "C" {
 
@@ -75,21 +71,17 @@ namespace polykv::cuda {
 
 Status encode(const KvSource& source, const LayerSlot& slot, const Workspace& workspace,
               EncodeOutcome* outcome, void*) {
-  test::EmulatedLauncher launcher({});
-  return encode_with(launcher, source, slot, workspace, outcome);
+  return test::run_encode(source, slot, workspace, outcome);
 }
 Status decode(const LayerView& layer, const DecodeTarget& target, void*) {
-  test::EmulatedLauncher launcher({});
-  return decode_with(launcher, layer, target);
+  return test::run_decode(layer, target);
 }
 Status attend(const AttendCall& call, const Workspace& workspace, uint32_t multiprocessor_count,
               void*) {
-  test::EmulatedLauncher launcher({});
-  return attend_with(launcher, call, workspace, multiprocessor_count);
+  return test::run_attend(call, workspace, multiprocessor_count);
 }
 Status checksum(std::span<const ChecksumRange> ranges, uint64_t* sums, void*) {
-  test::EmulatedLauncher launcher({});
-  return checksum_with(launcher, ranges, sums);
+  return test::run_checksum(ranges, sums);
 }
 
 }  // namespace polykv::cuda

@@ -128,6 +128,7 @@ Result<std::string> ask_helper(std::vector<std::string> arguments) {
   ::posix_spawn_file_actions_adddup2(&actions, to_us.get(), STDOUT_FILENO);
   ::posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
   std::vector<char*> pointers;
+  pointers.reserve(arguments.size() + 1);
   for (std::string& argument : arguments) pointers.push_back(argument.data());
   pointers.push_back(nullptr);
   pid_t helper = 0;

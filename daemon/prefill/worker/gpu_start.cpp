@@ -96,7 +96,7 @@ Result<ChosenComputer> choose_computer(const ComputerSettings& settings) {
 
 Status look_from_inside(const ComputerSettings& settings, ChosenComputer& chosen) {
   if (!chosen.gpu) return Status::ok();
-  const Status used = use_gpu_once(*chosen.gpu).with_context("use it inside the sandbox");
+  Status used = use_gpu_once(*chosen.gpu).with_context("use it inside the sandbox");
   if (used.is_ok()) return used;
   POLYKV_RETURN_IF_ERROR(unless_automatic(settings, used));
   chosen.computer = host_computer(settings, used);

@@ -211,7 +211,7 @@ Status Job::load_weights(lib::Publisher& publisher) {
   Result<Weights> loaded = model_.load_weights(limits_.thread_count, progress);
   POLYKV_RETURN_IF_ERROR(lost);
   if (!loaded.is_ok()) return loaded.status();
-  const Status taken = computer_.take_weights(std::move(*loaded), progress);
+  Status taken = computer_.take_weights(std::move(*loaded), progress);
   POLYKV_RETURN_IF_ERROR(lost);
   return taken;
 }

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
+#include <fstream>
 #include <memory>
 
 namespace polykv {
@@ -141,12 +141,11 @@ Status limit(__rlimit_resource resource, const char* name, uint64_t value) {
 
 /// Private writable bytes of this process now, as RLIMIT_DATA counts them.
 uint64_t data_bytes() {
-  unsigned long long pages = 0;
-  FILE* file = std::fopen("/proc/self/statm", "re");
-  if (file == nullptr) return 0;
-  const bool found = std::fscanf(file, "%*u %*u %*u %*u %*u %llu", &pages) == 1;
-  std::fclose(file);
-  return found ? pages * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)) : 0;
+  std::ifstream file("/proc/self/statm");
+  constexpr int kDataField = 5;  // size, resident, shared, text, lib, data: in pages
+  uint64_t pages = 0;
+  for (int field = 0; field <= kDataField; ++field) file >> pages;
+  return file ? pages * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)) : 0;
 }
 
 }  // namespace

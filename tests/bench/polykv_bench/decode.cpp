@@ -49,6 +49,8 @@ class Cache {
 
   /// Gives the memory's pages back: the next write meets fresh ones.
   void forget_pages() { ::madvise(memory_, size_bytes_, MADV_DONTNEED); }
+  /// The next fresh ones are huge where the machine has some.
+  void ask_for_huge_pages() { ::madvise(memory_, size_bytes_, MADV_HUGEPAGE); }
   size_t size_bytes() const { return size_bytes_; }
 
   /// Tokens [first, first + count) to the start of a layer's tensors.
@@ -118,26 +120,31 @@ struct Case {
   uint32_t threads;
 };
 
+/// What the target's pages are when a round begins. The last one changes the cache for good.
+enum class Pages { touched, fresh, fresh_huge };
+constexpr const char* kPagesNames[] = {"touched", "fresh", "fresh huge"};
+
 Json measure(const client::Lease& lease, const Case& of, Cache& cache, const Options& options,
-             const Memory& memory, bool is_fresh) {
+             const Memory& memory, Pages pages) {
   const auto whole = [&] {
     on_threads(of.threads, [&](uint32_t thread) {
       for (uint32_t layer = thread; layer < of.shape.layers; layer += of.threads)
         cache.decode(lease, layer, 0, of.shape.tokens);
     });
   };
+  if (pages == Pages::fresh_huge) cache.ask_for_huge_pages();
   whole();
   Rounds rounds;
   for (uint32_t i = 0; i < options.rounds; ++i) {
     rounds.read.push_back(memory.read());
     rounds.write.push_back(std::max(memory.copy(), memory.fill()));
-    if (is_fresh) cache.forget_pages();
+    if (pages != Pages::touched) cache.forget_pages();
     rounds.seconds.push_back(seconds_of(of.threads, whole));
   }
   Json row = make_row("decode", of.shape, of.threads, rounds);
   row["dtype"] = of.dtype.name;
   row["layout"] = options.head_major ? "head" : "token";
-  row["memory"] = is_fresh ? "fresh" : "touched";
+  row["memory"] = kPagesNames[static_cast<size_t>(pages)];
   const auto bytes = static_cast<double>(cache.size_bytes());
   row["written_gb_per_s"] = bytes / row["median_ms"].get<double>() / 1e6;
   row["write_bandwidth_fraction"] = rounds.median_with(
@@ -151,8 +158,8 @@ void add_rows(const client::Lease& lease, const Case& of, const Options& options
   const double error = error_of(lease, of.shape, cache, options.spoils);
   require_close(std::string("decoding ") + profile_name(of.shape.profile), error,
                 of.dtype.most_error);
-  for (const bool is_fresh : {false, true}) {
-    Json row = measure(lease, of, cache, options, memory, is_fresh);
+  for (const Pages pages : {Pages::touched, Pages::fresh, Pages::fresh_huge}) {
+    Json row = measure(lease, of, cache, options, memory, pages);
     row["error"] = error;
     const double seconds = row["median_ms"].get<double>() / 1e3;
     for (const char* program : {"llama.cpp", "polykv-llm"}) {

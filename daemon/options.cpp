@@ -7,13 +7,13 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <cerrno>
 #include <charconv>
-#include <fstream>
 #include <functional>
 #include <iterator>
 #include <map>
-#include <sstream>
 
+#include "common/files.h"
 #include "common/wire.h"
 #include "polykv/version.h"
 
@@ -230,11 +230,7 @@ Status apply_node(Options& options, const std::string& file, const std::string& 
   return at(file, node, key, "no such key; known are " + known + ", and [models]");
 }
 
-std::string read_file(const std::string& path, bool& exists) {
-  std::ifstream file(path, std::ios::binary);
-  exists = file.good();
-  return {std::istreambuf_iterator<char>(file), {}};
-}
+constexpr uint64_t kMaxConfigBytes = uint64_t{1} << 20;
 
 Status apply_file(Options& options, const OptionSources& sources) {
   std::string path = options.config_path;
@@ -245,16 +241,14 @@ Status apply_file(Options& options, const OptionSources& sources) {
                                                               : std::string();
     if (!sources.is_root && !base.empty()) path = base + "/polykv/polykvd.toml";
     struct stat info;
-    if (path.empty() || ::stat(path.c_str(), &info) != 0) path = "/etc/polykv/polykvd.toml";
+    const bool is_missing =
+        path.empty() || (::stat(path.c_str(), &info) != 0 && (errno == ENOENT || errno == ENOTDIR));
+    if (is_missing) path = "/etc/polykv/polykvd.toml";
   }
-  bool exists = false;
-  const std::string text = read_file(path, exists);
-  if (!exists) {
-    if (is_default) return Status::ok();
-    return bad("read the configuration: cannot open " + path +
-               "; check the path given by --config");
-  }
-  return apply_config(options, text, path);
+  const Result<std::string> text = read_file(path, "configuration", kMaxConfigBytes);
+  if (is_default && text.status().code() == POLYKV_ERR_NOT_FOUND) return Status::ok();
+  if (!text) return bad("read the configuration: " + text.status().message());
+  return apply_config(options, *text, path);
 }
 
 }  // namespace

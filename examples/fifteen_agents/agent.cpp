@@ -1,16 +1,13 @@
 #include "examples/fifteen_agents/agent.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 #include <iostream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "common/fd.h"
+#include "common/files.h"
 #include "daemon/prefill/model/model.h"
 #include "daemon/prefill/transformer/transformer.h"
 #include "examples/fifteen_agents/pool.h"
@@ -40,20 +37,6 @@ Status wait_for(const char* word) {
   return Status::ok();
 }
 
-Result<UniqueFd> open_file(const std::string& path) {
-  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd) return system_error("open '" + path + "'", errno, "check the path");
-  return fd;
-}
-
-Result<std::string> read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file && text.empty())
-    return {POLYKV_ERR_INVALID_ARGUMENT, "read '" + path + "': cannot be read; check the path"};
-  return text;
-}
-
 /// Token ids of what follows the document: a question and the tail of the chat template.
 struct Prompts {
   static Result<Prompts> tokenize(const Tokenizer& tokenizer, const ChatFrame& frame,
@@ -77,7 +60,7 @@ struct Prompts {
 class Agent {
  public:
   static Result<Agent> load(const AgentOptions& options) {
-    POLYKV_ASSIGN_OR_RETURN(UniqueFd fd, open_file(options.model_path));
+    POLYKV_ASSIGN_OR_RETURN(UniqueFd fd, open_file(options.model_path, "model"));
     POLYKV_ASSIGN_OR_RETURN(Model model, Model::open(fd.get(), options.model_path));
     POLYKV_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::from_gguf(model.gguf()));
     POLYKV_ASSIGN_OR_RETURN(ChatFrame frame, chat_frame_from_gguf(model.gguf()));
@@ -117,7 +100,8 @@ class Agent {
   /// The same KV without the pool.
   Status prefill_alone() {
     const auto start = Clock::now();
-    POLYKV_ASSIGN_OR_RETURN(const std::string text, read_text(options_.document_path));
+    POLYKV_ASSIGN_OR_RETURN(const std::string text,
+                            read_file(options_.document_path, "text", kMaxTextBytes));
     DocumentText document;
     document.text = text;
     document.chat_head = true;
@@ -218,7 +202,7 @@ class Agent {
 
 Status prepare_weights(const std::string& model_path, const std::string& weights_path,
                        uint32_t thread_count) {
-  POLYKV_ASSIGN_OR_RETURN(UniqueFd fd, open_file(model_path));
+  POLYKV_ASSIGN_OR_RETURN(UniqueFd fd, open_file(model_path, "model"));
   POLYKV_ASSIGN_OR_RETURN(const Model model, Model::open(fd.get(), model_path));
   const Result<Weights> cached = Weights::open_cache(weights_path, model.config(), true);
   if (cached.is_ok()) {

@@ -53,42 +53,13 @@ Result<UniqueFd> standard_input(const char* what) {
 
 Result<UniqueFd> open_input(const std::string& path, const char* what) {
   if (path == "-") return standard_input(what);
-  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY));
-  const auto failed = [&](polykv_status code, const char* why, const char* remedy) {
-    return Status(code, format("open the %s file '%s': %s; %s", what, path.c_str(), why, remedy));
-  };
-  if (!fd && (errno == ENOENT || errno == ENOTDIR)) {
-    return failed(POLYKV_ERR_NOT_FOUND, "there is no such file", "check the path");
-  }
-  if (!fd && (errno == EACCES || errno == EPERM)) {
-    return failed(POLYKV_ERR_PERMISSION, "you may not read it", "check its mode and owner");
-  }
-  if (!fd) return system_error(format("open the %s file '%s'", what, path.c_str()), errno);
-  struct stat info;
-  if (::fstat(fd.get(), &info) != 0) return system_error("look at '" + path + "'", errno);
-  if (S_ISDIR(info.st_mode)) {
-    return failed(POLYKV_ERR_INVALID_ARGUMENT, "it is a folder", "give a file");
-  }
-  return fd;
+  return open_file(path, what);
 }
 
 Result<std::string> read_input(const std::string& path, const char* what, uint64_t max_bytes) {
   POLYKV_ASSIGN_OR_RETURN(const UniqueFd fd, open_input(path, what));
-  std::string text;
   if (path == "-" && ::lseek(fd.get(), 0, SEEK_SET) != 0) return system_error("rewind", errno);
-  std::vector<char> buffer(kCopyBytes);
-  for (;;) {
-    const ssize_t got = ::read(fd.get(), buffer.data(), buffer.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return system_error(format("read the %s file '%s'", what, path.c_str()), errno);
-    if (got == 0) return text;
-    text.append(buffer.data(), static_cast<size_t>(got));
-    if (text.size() > max_bytes) {
-      return {POLYKV_ERR_LIMIT,
-              format("read the %s file '%s': more than %llu MiB; split it", what, path.c_str(),
-                     static_cast<unsigned long long>(max_bytes >> 20))};
-    }
-  }
+  return read_file(fd, path, what, max_bytes);
 }
 
 Result<UniqueFd> open_model_file(const std::string& path) {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "common/fd.h"
+#include "common/files.h"
 #include "common/result.h"
 
 namespace polykv::cli {
@@ -26,9 +27,6 @@ struct ModelArgument {
 };
 /// A path when it contains a '/', ends in ".gguf" or is there as a file; else a name.
 Result<ModelArgument> open_model(const std::string& model);
-
-/// Text bytes from a path are at most this, as in polykv-prefill.
-inline constexpr uint64_t kMaxTextBytes = uint64_t{64} << 20;
 
 /// Size of a file or memfd; nothing for what has none.
 std::optional<uint64_t> size_of(const UniqueFd& fd);

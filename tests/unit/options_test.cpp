@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "daemon/limits.h"
+#include "tests/support/temporary_folder.h"
 
 using namespace polykv;
 using namespace polykv::daemon;
@@ -104,6 +105,24 @@ TEST_CASE("a missing default file is fine, a missing --config is not") {
   const auto options = read_flags({"--config", "/nonexistent/x.toml"});
   REQUIRE(!options.is_ok());
   CHECK(contains(options.status().message(), "/nonexistent/x.toml"));
+}
+
+TEST_CASE("a configuration that is no readable file is told, and not taken for none") {
+  const std::string folder = std::filesystem::temp_directory_path();
+  for (const auto& [path, cause] : {std::pair<std::string, const char*>{folder, "it is a folder"},
+                                    {"/dev/zero", "more than 1 MiB"}}) {
+    const auto options = read_flags({"--config", path});
+    REQUIRE(!options.is_ok());
+    CHECK(options.status().code() == POLYKV_ERR_INVALID_ARGUMENT);
+    CHECK(contains(options.status().message(), path));
+    CHECK(contains(options.status().message(), cause));
+  }
+  // In the place of the user's own file as well.
+  const test::TemporaryFolder home;
+  std::filesystem::create_directories(home.path() + "/polykv/polykvd.toml");
+  const auto options = read_options({{}, home.path(), "", false});
+  REQUIRE(!options.is_ok());
+  CHECK(contains(options.status().message(), "polykvd.toml"));
 }
 
 TEST_CASE("the user's file is read before the system's") {

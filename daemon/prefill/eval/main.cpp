@@ -3,19 +3,14 @@
 // q8_0, q5_0 and q4_0, llama.cpp's cache formats, are there for comparison.
 //
 // Exit codes: 0, or the number of the status that ended it (docs/exit-codes.md).
-#include <fcntl.h>
-
 #include <CLI/CLI.hpp>
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <thread>
 
 #include "common/fd.h"
+#include "common/files.h"
 #include "daemon/prefill/eval/protocol.h"
 #include "daemon/prefill/model/model.h"
 #include "daemon/prefill/model/tokenizer.h"
@@ -40,12 +35,6 @@ Result<std::vector<Method>> methods_of(const Arguments& arguments) {
     methods.push_back(std::move(method));
   }
   return methods;
-}
-
-Result<std::string> read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return {POLYKV_ERR_SYSTEM, "open " + path + ": " + std::strerror(errno)};
-  return std::string{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
 double mean(const std::vector<double>& values) {
@@ -106,9 +95,8 @@ void print_json(const std::vector<MethodResult>& results, uint64_t context_value
 
 Status run(const Arguments& arguments) {
   POLYKV_ASSIGN_OR_RETURN(const std::vector<Method> methods, methods_of(arguments));
-  POLYKV_ASSIGN_OR_RETURN(const std::string text, read_text(arguments.text));
-  const UniqueFd file(::open(arguments.model.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file) return {POLYKV_ERR_SYSTEM, "open " + arguments.model + ": " + std::strerror(errno)};
+  POLYKV_ASSIGN_OR_RETURN(const std::string text, read_file(arguments.text, "text", kMaxTextBytes));
+  POLYKV_ASSIGN_OR_RETURN(const UniqueFd file, open_file(arguments.model, "model"));
   POLYKV_ASSIGN_OR_RETURN(const Model model, Model::open(file.get(), arguments.model));
   POLYKV_ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::from_gguf(model.gguf()));
   POLYKV_ASSIGN_OR_RETURN(const std::vector<uint32_t> ids, tokenizer.encode(text));

@@ -112,6 +112,11 @@ Status check_name(std::string_view name) {
     return Status(POLYKV_ERR_INVALID_ARGUMENT, std::string("check a name: ") + why);
   };
   if (name.empty() || name.size() > 255) return bad("a name has 1 to 255 bytes");
+  // Tools take a document's name or its digest in one argument.
+  if (name.size() == 2 * sizeof(Digest) &&
+      name.find_first_not_of("0123456789abcdef") == std::string_view::npos) {
+    return bad("64 hexadecimal digits would be read as a digest; add another letter");
+  }
   for (size_t i = 0; i < name.size();) {
     const auto byte = static_cast<uint8_t>(name[i]);
     if (byte < 0x20 || byte == 0x7f) return bad("control characters are not allowed in a name");

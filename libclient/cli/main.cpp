@@ -1,7 +1,9 @@
 // polykvctl: the person's tool. Exit codes are status numbers (docs/exit-codes.md).
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdio>
 #include <functional>
+#include <iostream>
 #include <string_view>
 
 #include "device/probe.h"
@@ -12,7 +14,17 @@ namespace polykv::cli {
 
 namespace {
 
-int report(const Status& status, bool json) {
+/// POLYKV_ERR_SYSTEM when what was printed did not get out: a full disk, a closed pipe.
+Status flush_output() {
+  errno = 0;
+  const bool is_written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  if (is_written && std::cout.flush().good()) return Status::ok();
+  return system_error("write to standard output", errno == 0 ? EIO : errno,
+                      "check what it goes to");
+}
+
+int report(Status status, bool json) {
+  if (status.is_ok()) status = flush_output();
   if (status.is_ok()) return 0;
   const std::string message = one_line(status.message());
   if (json) {
@@ -163,7 +175,10 @@ int main(int argument_count, char** arguments) {
     line.app.parse(argument_count, arguments);
   } catch (const CLI::ParseError& error) {
     // --help and --version end the parsing as well.
-    if (error.get_exit_code() == 0) return line.app.exit(error);
+    if (error.get_exit_code() == 0) {
+      line.app.exit(error);
+      return report(Status::ok(), false);
+    }
     bool json = false;
     for (int i = 1; i < argument_count; ++i) {
       json = json || std::string_view(arguments[i]) == "--json";

@@ -126,6 +126,15 @@ TEST_CASE("help and version are no errors") {
   CHECK(contains(tool({"put", "--help"}).output, "--chat-head"));
 }
 
+TEST_CASE("output that did not get out is no success") {
+  for (const char* where : {">/dev/full", ">&-"}) {
+    const ProgramRun run = run_program(
+        "/bin/sh", {"-c", std::string("exec \"$0\" --help ") + where, POLYKV_CTL_PATH}, {});
+    CHECK(run.exit_code == POLYKV_ERR_SYSTEM);
+    CHECK(contains(run.errors, "write to standard output"));
+  }
+}
+
 TEST_CASE("without a daemon each command that needs one exits with 9 and says how to start it",
           "[memfd]") {
   const Tool tool(kNowhere);
@@ -323,6 +332,9 @@ TEST_CASE("put says what is wrong with its files") {
   fails(POLYKV_ERR_INVALID_ARGUMENT, {"/tmp", "--model", fixture.model}, "folder");
   fails(POLYKV_ERR_INVALID_ARGUMENT, {"-", "--model", fixture.model}, "--name");
   fails(POLYKV_ERR_INVALID_ARGUMENT, {text, "--model", fixture.model, "--codec", "zip"}, "zip");
+  // show and rm would take it for a digest, of another document perhaps.
+  fails(POLYKV_ERR_INVALID_ARGUMENT,
+        {text, "--model", fixture.model, "--name", std::string(64, 'a')}, "digest");
   fails(POLYKV_ERR_NOT_FOUND, {text, "--model", fixture.model, "--before", "/no/such"}, "--before");
   const std::string empty = fixture.file("empty.txt", "");
   fails(POLYKV_ERR_EMPTY_DOCUMENT, {empty, "--model", fixture.model}, "empty.txt");

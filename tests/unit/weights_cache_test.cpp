@@ -144,3 +144,18 @@ TEST_CASE("a cache that cannot be written says so, and leaves nothing") {
   CHECK(status.code() == POLYKV_ERR_SYSTEM);
   CHECK(status.message().find("choose a folder of your own") != std::string::npos);
 }
+
+TEST_CASE(
+    "a file that is no cache is not written over; an empty one and another model's cache are") {
+  const Fixture fixture;
+  const std::string path = (fixture.folder / "notes.txt").string();
+  std::ofstream(path) << "somebody's notes, longer than a magic number";
+  const Status status = fixture.weights.save_cache(path);
+  CHECK(status.code() == POLYKV_ERR_ALREADY_EXISTS);
+  CHECK(status.message().find("notes.txt") != std::string::npos);
+  CHECK(std::filesystem::file_size(path) == 44);
+  std::ofstream(path, std::ios::trunc).close();
+  CHECK(fixture.weights.save_cache(path).is_ok());
+  CHECK(fixture.weights.save_cache(path).is_ok());
+  CHECK(fixture.weights.save_cache(fixture.folder.string()).code() == POLYKV_ERR_ALREADY_EXISTS);
+}

@@ -60,9 +60,26 @@ Status write_all(int fd, const void* data, uint64_t size_bytes, const std::strin
   return Status::ok();
 }
 
+/// A cache, of whatever model and version, or an empty file; never somebody's document.
+Status may_be_replaced(const std::string& path) {
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (fd.get() < 0 && errno == ENOENT) return Status::ok();
+  const auto refuse = [&](const char* cause) {
+    return Status(POLYKV_ERR_ALREADY_EXISTS, "write weights cache " + quoted(path) + ": " + cause +
+                                                 "; choose another path, or remove it");
+  };
+  if (fd.get() < 0) return refuse("what is there cannot be read");
+  decltype(Header::magic) magic{};
+  const ssize_t got = pread(fd.get(), &magic, sizeof magic, 0);
+  if (got == 0 || (got == static_cast<ssize_t>(sizeof magic) && magic == kMagic))
+    return Status::ok();
+  return refuse("a file that is no weights cache is there");
+}
+
 }  // namespace
 
 Status Weights::save_cache(const std::string& path) const {
+  POLYKV_RETURN_IF_ERROR(may_be_replaced(path));
   const std::string temporary = path + format(".%ld.tmp", static_cast<long>(getpid()));
   unlink(temporary.c_str());
   const UniqueFd fd(

@@ -32,7 +32,8 @@ void add_run_options(CLI::App& app, RunOptions& options) {
   app.add_option("--codec", options.codec, "codec profile")->capture_default_str();
   app.add_option("--max-tokens", options.max_tokens, "tokens of an answer")->capture_default_str();
   app.add_option("--threads", options.thread_count, "threads of an agent that runs alone")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1024));
 }
 
 int report(const Status& status) {
@@ -96,12 +97,16 @@ int main(int argc, char** argv) {
       ->needs(name);
   agent_command->add_option("--max-tokens", agent.max_tokens, "tokens of an answer");
   agent_command->add_flag("--ignore-end", agent.ignore_end, "go on to --max-tokens in any case");
-  agent_command->add_option("--threads", agent.thread_count, "threads");
+  agent_command->add_option("--threads", agent.thread_count, "threads")->check(CLI::Range(1, 1024));
   agent_command->add_option("--questions", agent.questions, "indices of questions")
       ->required()
       ->check(CLI::Range(size_t{0}, kQuestions.size() - 1));
 
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : static_cast<int>(POLYKV_ERR_INVALID_ARGUMENT);
+  }
   if (run_command->parsed()) return report(run_agents(run));
   if (compare_command->parsed()) return report(compare_answers(compare));
   if (agent.document_name.empty() && agent.document_path.empty()) {

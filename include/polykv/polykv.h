@@ -296,7 +296,8 @@ POLYKV_API POLYKV_NODISCARD polykv_status polykv_lease_wait(polykv_lease* lease,
  * Disjoint targets may be decoded by several threads at once.
  *
  * Memory that nobody wrote before takes several times as long, since the kernel zeroes it a page at a
- * time: madvise(MADV_HUGEPAGE) over a new cache saves two thirds of that.
+ * time: where the machine has transparent huge pages, madvise(MADV_HUGEPAGE) over a new cache saves
+ * more than half of it.
  */
 POLYKV_API POLYKV_NODISCARD polykv_status polykv_layer_decode(const polykv_lease* lease,
                                                               uint32_t layer,

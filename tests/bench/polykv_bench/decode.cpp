@@ -1,6 +1,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <fstream>
 #include <new>
 
 #include "kernels/half.h"
@@ -170,9 +171,18 @@ void add_rows(const client::Lease& lease, const Case& of, const Options& options
   }
 }
 
+/// "always [madvise] never": without it, "fresh huge" is memory of small pages.
+std::string huge_page_setting() {
+  std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
+  std::string line;
+  std::getline(file, line);
+  return line.empty() ? "none" : line;
+}
+
 }  // namespace
 
 void bench_decode(const Options& options, Report& report) {
+  report.set("transparent_huge_pages", huge_page_setting());
   report.set_columns({"codec", "head_dim", "tokens", "layers", "threads", "path", "dtype", "layout",
                       "memory", "error", "median_ms", "least_ms", "most_ms", "ns_per_token_kv_head",
                       "written_gb_per_s", "write_bandwidth_fraction", "vs_llama.cpp",

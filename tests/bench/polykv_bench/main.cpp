@@ -8,6 +8,7 @@
 #include <functional>
 #include <thread>
 
+#include "polykv/status.h"
 #include "tests/bench/polykv_bench/bandwidth.h"
 #include "tests/bench/polykv_bench/commands.h"
 #include "tests/bench/polykv_bench/measure.h"
@@ -40,21 +41,35 @@ void report_bandwidth(const Options& options, Report& report) {
 using Command = void (*)(const Options&, Report&);
 
 void add_options(CLI::App& app, Options& options) {
-  app.add_option("--codec", options.codecs, "codec profiles")->delimiter(',');
-  app.add_option("--dtype", options.dtypes, "of decode's targets: f16, bf16, f32")->delimiter(',');
-  app.add_option("--head-dim", options.head_dims, "of K and V")->delimiter(',');
-  app.add_option("--group", options.groups, "heads of a kv_head")->delimiter(',');
-  app.add_option("--queries", options.query_rows, "query rows of attend")->delimiter(',');
-  app.add_option("--threads", options.threads, "threads")->delimiter(',');
-  app.add_option("--tokens", options.tokens, "of the document")->check(CLI::PositiveNumber);
-  app.add_option("--kv-heads", options.kv_heads)->check(CLI::PositiveNumber);
-  app.add_option("--layers", options.layers, "0: as many as make --mib");
-  app.add_option("--mib", options.mib, "packed bytes of all layers");
+  const CLI::Range counts(1, 1 << 24);
+  app.add_option("--codec", options.codecs, "codec profiles")
+      ->delimiter(',')
+      ->check([](const std::string& name) {
+        return polykv::profile_from_name(name) ? "" : "there is no codec profile " + name;
+      });
+  app.add_option("--dtype", options.dtypes, "of decode's targets")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"f16", "bf16", "f32"}));
+  app.add_option("--head-dim", options.head_dims, "of K and V")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 256));
+  app.add_option("--group", options.groups, "heads of a kv_head")->delimiter(',')->check(counts);
+  app.add_option("--queries", options.query_rows, "query rows of attend")
+      ->delimiter(',')
+      ->check(counts);
+  app.add_option("--threads", options.threads, "threads")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1024));
+  app.add_option("--tokens", options.tokens, "of the document")->check(counts);
+  app.add_option("--kv-heads", options.kv_heads)->check(counts);
+  app.add_option("--layers", options.layers, "0: as many as make --mib")
+      ->check(CLI::Range(0, 4096));
+  app.add_option("--mib", options.mib, "packed bytes of all layers")->check(counts);
   app.add_option("--memory-mib", options.memory_mib,
                  "of each buffer that the memory is measured with; more than the caches hold")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--rounds", options.rounds)->check(CLI::PositiveNumber);
-  app.add_option("--attaches", options.attaches, "of attach")->check(CLI::PositiveNumber);
+      ->check(counts);
+  app.add_option("--rounds", options.rounds)->check(counts);
+  app.add_option("--attaches", options.attaches, "of attach")->check(counts);
   app.add_flag("--head-major", options.head_major, "decode to [kv_head, token, dim]");
   app.add_option("--peers", options.peers_path, "what scripts/bench-peers printed");
   app.add_flag("--json", options.as_json, "one JSON object instead of a table");
@@ -63,19 +78,8 @@ void add_options(CLI::App& app, Options& options) {
   app.add_flag("--spoil", options.spoils, "alter what is verified: the run has to fail");
 }
 
-void check(const Options& options) {
-  for (const std::string& codec : options.codecs) {
-    if (!polykv::profile_from_name(codec))
-      throw std::runtime_error("there is no codec profile " + codec);
-  }
-  for (const uint32_t threads : options.threads) {
-    if (threads == 0) throw std::runtime_error("--threads counts from 1");
-  }
-}
-
 int run(const Options& options, Command command) {
   try {
-    check(options);
     use_clock(options.cpu_time ? Clock::cpu : Clock::wall);
     Report report(options);
     report_bandwidth(options, report);
@@ -111,6 +115,10 @@ int main(int argc, char** argv) {
     add_options(*sub, options);
     sub->callback([&chosen, command = named.command] { chosen = command; });
   }
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : static_cast<int>(POLYKV_ERR_INVALID_ARGUMENT);
+  }
   return run(options, chosen);
 }

@@ -136,16 +136,25 @@ void Bench::run(Profile profile, uint64_t tokens) {
 int run(int argc, char** argv) {
   Options options;
   CLI::App app("speed of the CUDA kernels");
+  const CLI::Range counts(1, 1 << 24);
   app.add_option("--json", options.json, "file for the rows");
-  app.add_option("--tokens", options.tokens, "of the document")
-      ->delimiter(',')
-      ->check(CLI::PositiveNumber);
+  app.add_option("--tokens", options.tokens, "of the document")->delimiter(',')->check(counts);
   app.add_option("--segment-tokens", options.segment_tokens, "of a segment, at most")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--profiles", options.profiles, "codec profiles")->delimiter(',');
-  app.add_option("--rounds", options.rounds, "of each measurement")->check(CLI::PositiveNumber);
-  app.add_option("--mib", options.mib, "packed bytes of all layers");
-  CLI11_PARSE(app, argc, argv);
+      ->check(counts);
+  app.add_option("--profiles", options.profiles, "codec profiles")
+      ->delimiter(',')
+      ->check([](const std::string& name) {
+        const std::optional<Profile> profile = profile_from_name(name);
+        return profile && codec_for(*profile) != nullptr ? ""
+                                                         : "no profile of layers is named " + name;
+      });
+  app.add_option("--rounds", options.rounds, "of each measurement")->check(counts);
+  app.add_option("--mib", options.mib, "packed bytes of all layers")->check(CLI::Range(0, 1 << 20));
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : static_cast<int>(POLYKV_ERR_INVALID_ARGUMENT);
+  }
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess || count == 0) {
@@ -158,11 +167,8 @@ int run(int argc, char** argv) {
   Bench bench(options);
   for (const uint64_t tokens : options.tokens) {
     for (const std::string& name : options.profiles) {
-      const std::optional<Profile> profile = profile_from_name(name);
-      if (!profile || codec_for(*profile) == nullptr)
-        check(Status(POLYKV_ERR_INVALID_ARGUMENT, "no profile of layers is named " + name));
       try {
-        bench.run(*profile, tokens);
+        bench.run(*profile_from_name(name), tokens);
       } catch (const WrongResult& wrong) {
         std::printf("%s, %llu tokens: %s; nothing of it is timed\n", name.c_str(),
                     static_cast<unsigned long long>(tokens), wrong.what());

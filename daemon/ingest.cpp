@@ -46,6 +46,7 @@ WorkersConfig workers_config(const Options& options, const Core& core) {
       backing.is_cuda() ? device::uuid_text(backing.device.uuid) : options.cuda_device;
   config.memory_limit_bytes = options.worker_memory_limit_bytes;
   config.idle_ms = options.worker_idle_ms;
+  config.start_deadline_ms = options.worker_start_deadline_ms;
   config.stall_deadline_ms = options.stall_deadline_ms;
   return config;
 }

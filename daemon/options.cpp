@@ -188,6 +188,9 @@ const std::vector<Setting>& settings() {
        apply_worker_device},
       {"worker.idle", "--worker-idle", "polykv-prefill exits after so long without work",
        duration_into(&Options::worker_idle_ms)},
+      {"worker.start_deadline", "--worker-start-deadline",
+       "polykv-prefill has so long to read and hash its model's file",
+       duration_into(&Options::worker_start_deadline_ms)},
   };
   return table;
 }

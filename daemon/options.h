@@ -57,6 +57,7 @@ struct Options {
   uint64_t worker_memory_limit_bytes = 0;  // 0: what the machine has free
   uint64_t worker_threads = 0;             // 0: as many as processors
   int64_t worker_idle_ms = 300'000;
+  int64_t worker_start_deadline_ms = 600'000;
   WorkerDevice worker_device = WorkerDevice::automatic;
 
   std::vector<ConfiguredModel> models;

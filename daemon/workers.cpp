@@ -291,11 +291,12 @@ void Workers::on_timer(WorkerId id) {
   if (worker.state == State::ending) {
     worker.process.kill();
   } else if (worker.state == State::starting) {
-    end_worker(worker, {POLYKV_ERR_WORKER,
-                        format("ingest: polykv-prefill did not get ready with "
-                               "model %s within %lld s; see polykvd's log",
-                               quoted_name(worker.model).c_str(),
-                               static_cast<long long>(config_.start_deadline_ms / 1000))});
+    end_worker(worker,
+               {POLYKV_ERR_WORKER, format("ingest: polykv-prefill did not get ready with "
+                                          "model %s within %lld ms; see polykvd's log, or raise "
+                                          "worker.start_deadline",
+                                          quoted_name(worker.model).c_str(),
+                                          static_cast<long long>(config_.start_deadline_ms))});
   } else if (worker.running != nullptr) {
     end_worker(worker,
                {POLYKV_ERR_PRODUCER_LOST,

@@ -304,3 +304,14 @@ TEST_CASE("a worker program that is not there is an error that names it") {
   CHECK(refused.status().code() == POLYKV_ERR_WORKER);
   CHECK(contains(message_of(refused), "/nonexistent/polykv-prefill"));
 }
+
+TEST_CASE("a worker that does not get ready is ended at its deadline, and who waits is told") {
+  const TemporaryFolder folder;
+  const std::string program = folder.write("sleeper", "#!/bin/sh\nexec sleep 60\n");
+  REQUIRE(::chmod(program.c_str(), 0755) == 0);
+  const IngestBench bench(program, "/proc/self/exe", {"--worker-start-deadline", "300ms"});
+  const auto refused = bench.ingest("text");
+  CHECK(refused.status().code() == POLYKV_ERR_WORKER);
+  CHECK(contains(message_of(refused), "within 300 ms"));
+  CHECK(contains(message_of(refused), "worker.start_deadline"));
+}

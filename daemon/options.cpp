@@ -35,6 +35,7 @@ Result<Quantity> parse_quantity(const std::string& text) {
   Quantity quantity;
   const auto [end, error] =
       std::from_chars(text.data(), text.data() + text.size(), quantity.number);
+  if (error == std::errc::result_out_of_range) return bad("'" + text + "' is too large");
   if (error != std::errc()) return bad("'" + text + "' does not begin with a whole number");
   std::string_view rest(end, static_cast<size_t>(text.data() + text.size() - end));
   while (rest.starts_with(' ')) rest.remove_prefix(1);

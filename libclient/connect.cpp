@@ -1,8 +1,11 @@
 // Finding the daemon and shaking hands.
 #include <errno.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <cstdlib>
 
 #include "common/packet_socket.h"
@@ -38,6 +41,17 @@ Result<UniqueFd> open_socket(const ConnectOptions& options) {
   return {code, tried};
 }
 
+/// " at 'PATH'"; nothing for a worker's socket, which has no path.
+std::string place_of(int socket) {
+  sockaddr_un address{};
+  socklen_t size = sizeof address;
+  if (::getpeername(socket, reinterpret_cast<sockaddr*>(&address), &size) != 0 ||
+      size <= offsetof(sockaddr_un, sun_path)) {
+    return "";
+  }
+  return format(" at '%.*s'", static_cast<int>(sizeof address.sun_path), address.sun_path);
+}
+
 }  // namespace
 
 std::vector<std::string> default_socket_paths() {
@@ -61,9 +75,10 @@ Result<std::shared_ptr<Session>> Session::connect(const ConnectOptions& options)
 Result<std::shared_ptr<Session>> Session::adopt(UniqueFd socket, const std::string& client_name,
                                                 Deadline deadline, bool is_worker) {
   POLYKV_RETURN_IF_ERROR(set_nonblocking(socket.get(), true));
+  const std::string place = place_of(socket.get());
   std::shared_ptr<Session> session(new Session(std::move(socket), is_worker));
   const Status greeted = session->shake_hands(client_name, deadline);
-  if (!greeted.is_ok()) return greeted.with_context("connect to polykvd");
+  if (!greeted.is_ok()) return greeted.with_context("connect to polykvd" + place);
   return session;
 }
 

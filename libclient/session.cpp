@@ -252,7 +252,9 @@ Result<Message> Session::wait(uint64_t id, Deadline deadline) {
     }
     if (!shared_->broken.is_ok()) return shared_->broken;
     if (Clock::now() >= deadline) {
-      return {POLYKV_ERR_TIMEOUT, "wait for polykvd: the deadline passed without an answer"};
+      return {
+          POLYKV_ERR_TIMEOUT,
+          "wait for polykvd: the deadline passed without an answer; is it stopped? see its log"};
     }
     if (shared_->reading) {
       if (deadline == kNoDeadline) {

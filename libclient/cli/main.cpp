@@ -183,9 +183,11 @@ int main(int argument_count, char** arguments) {
     for (int i = 1; i < argument_count; ++i) {
       json = json || std::string_view(arguments[i]) == "--json";
     }
-    return report(
-        {POLYKV_ERR_INVALID_ARGUMENT, std::string(error.what()) + "; see `polykvctl --help`"},
-        json);
+    std::string cause = error.what();
+    const std::vector<std::string> unknown = line.app.remaining();
+    if (line.app.get_subcommands().empty() && !unknown.empty())
+      cause = "there is no command '" + unknown.front() + "'";
+    return report({POLYKV_ERR_INVALID_ARGUMENT, cause + "; see `polykvctl --help`"}, json);
   }
   try {
     return report(line.run(), line.global.json);

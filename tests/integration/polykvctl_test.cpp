@@ -113,6 +113,7 @@ TEST_CASE("a wrong command line exits with 2 and says how to get help") {
            {"tokenize", "--model", "m", "--text", "a", "file"}}) {
     CHECK(contains(tool.failure(POLYKV_ERR_INVALID_ARGUMENT, arguments), "polykvctl --help"));
   }
+  CHECK(contains(tool.failure(POLYKV_ERR_INVALID_ARGUMENT, {"frobnicate"}), "'frobnicate'"));
 }
 
 TEST_CASE("help and version are no errors") {

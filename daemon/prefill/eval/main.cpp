@@ -5,6 +5,8 @@
 // Exit codes: 0, or the number of the status that ended it (docs/exit-codes.md).
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <exception>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <thread>
@@ -118,14 +120,9 @@ Status run(const Arguments& arguments) {
   return Status::ok();
 }
 
-}  // namespace
-
-}  // namespace polykv::eval
-
-int main(int argument_count, char** argument_values) {
-  using namespace polykv;
+int evaluate(int argument_count, char** argument_values) {
   wait_passively(argument_values);
-  eval::Arguments arguments;
+  Arguments arguments;
   std::string through = "decode";
   CLI::App app("What codec profiles cost a model on a text", "polykv_eval");
   app.add_option("--model", arguments.model, "GGUF file")->required();
@@ -158,7 +155,24 @@ int main(int argument_count, char** argument_values) {
     return app.exit(error) == 0 ? 0 : static_cast<int>(POLYKV_ERR_INVALID_ARGUMENT);
   }
   arguments.protocol.attends = through == "attend";
-  const Status status = eval::run(arguments);
+  const Status status = run(arguments);
   if (!status.is_ok()) std::fprintf(stderr, "polykv_eval: %s\n", status.message().c_str());
   return static_cast<int>(status.code());
+}
+
+}  // namespace
+
+}  // namespace polykv::eval
+
+int main(int argument_count, char** argument_values) {
+  try {
+    return polykv::eval::evaluate(argument_count, argument_values);
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr,
+                 "polykv_eval: out of memory; give a shorter --context or fewer --windows\n");
+    return static_cast<int>(POLYKV_ERR_NO_MEMORY);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "polykv_eval: %s\n", error.what());
+    return static_cast<int>(POLYKV_ERR_INTERNAL);
+  }
 }

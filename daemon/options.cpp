@@ -1,17 +1,15 @@
 #include "daemon/options.h"
 
-#include <sys/stat.h>
-
 #include <toml++/toml.h>
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <cerrno>
 #include <charconv>
 #include <functional>
 #include <iterator>
 #include <map>
+#include <vector>
 
 #include "common/files.h"
 #include "common/wire.h"
@@ -236,23 +234,28 @@ Status apply_node(Options& options, const std::string& file, const std::string& 
 
 constexpr uint64_t kMaxConfigBytes = uint64_t{1} << 20;
 
+/// The first of these that is there.
+std::vector<std::string> default_config_paths(const OptionSources& sources) {
+  const std::string base = !sources.xdg_config_home.empty() ? sources.xdg_config_home
+                           : !sources.home.empty()          ? sources.home + "/.config"
+                                                            : std::string();
+  std::vector<std::string> paths;
+  if (!sources.is_root && !base.empty()) paths.push_back(base + "/polykv/polykvd.toml");
+  paths.emplace_back("/etc/polykv/polykvd.toml");
+  return paths;
+}
+
 Status apply_file(Options& options, const OptionSources& sources) {
-  std::string path = options.config_path;
-  const bool is_default = path.empty();
-  if (is_default) {
-    const std::string base = !sources.xdg_config_home.empty() ? sources.xdg_config_home
-                             : !sources.home.empty()          ? sources.home + "/.config"
-                                                              : std::string();
-    if (!sources.is_root && !base.empty()) path = base + "/polykv/polykvd.toml";
-    struct stat info;
-    const bool is_missing =
-        path.empty() || (::stat(path.c_str(), &info) != 0 && (errno == ENOENT || errno == ENOTDIR));
-    if (is_missing) path = "/etc/polykv/polykvd.toml";
+  const bool is_default = options.config_path.empty();
+  const std::vector<std::string> paths =
+      is_default ? default_config_paths(sources) : std::vector<std::string>{options.config_path};
+  for (const std::string& path : paths) {
+    const Result<std::string> text = read_file(path, "configuration", kMaxConfigBytes);
+    if (is_default && text.status().code() == POLYKV_ERR_NOT_FOUND) continue;
+    if (!text) return bad("read the configuration: " + text.status().message());
+    return apply_config(options, *text, path);
   }
-  const Result<std::string> text = read_file(path, "configuration", kMaxConfigBytes);
-  if (is_default && text.status().code() == POLYKV_ERR_NOT_FOUND) return Status::ok();
-  if (!text) return bad("read the configuration: " + text.status().message());
-  return apply_config(options, *text, path);
+  return Status::ok();
 }
 
 }  // namespace

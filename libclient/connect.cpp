@@ -75,10 +75,10 @@ Result<std::shared_ptr<Session>> Session::connect(const ConnectOptions& options)
 Result<std::shared_ptr<Session>> Session::adopt(UniqueFd socket, const std::string& client_name,
                                                 Deadline deadline, bool is_worker) {
   POLYKV_RETURN_IF_ERROR(set_nonblocking(socket.get(), true));
-  const std::string place = place_of(socket.get());
   std::shared_ptr<Session> session(new Session(std::move(socket), is_worker));
   const Status greeted = session->shake_hands(client_name, deadline);
-  if (!greeted.is_ok()) return greeted.with_context("connect to polykvd" + place);
+  if (!greeted.is_ok())
+    return greeted.with_context("connect to polykvd" + place_of(session->socket_.get()));
   return session;
 }
 

@@ -9,6 +9,7 @@
 #include <map>
 #include <thread>
 
+#include "common/command_line.h"
 #include "daemon/prefill/transformer/transformer.h"
 #include "examples/fifteen_agents/agent.h"
 #include "examples/fifteen_agents/driver.h"
@@ -102,11 +103,7 @@ int main(int argc, char** argv) {
       ->required()
       ->check(CLI::Range(size_t{0}, kQuestions.size() - 1));
 
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : static_cast<int>(POLYKV_ERR_INVALID_ARGUMENT);
-  }
+  if (const auto code = parse_command_line(app, argc, argv)) return *code;
   if (run_command->parsed()) return report(run_agents(run));
   if (compare_command->parsed()) return report(compare_answers(compare));
   if (agent.document_name.empty() && agent.document_path.empty()) {

@@ -11,6 +11,7 @@
 #include <numeric>
 #include <thread>
 
+#include "common/command_line.h"
 #include "common/fd.h"
 #include "common/files.h"
 #include "daemon/prefill/eval/protocol.h"
@@ -149,11 +150,7 @@ int evaluate(int argument_count, char** argument_values) {
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
   app.add_flag("--json", arguments.json, "print one JSON object");
-  try {
-    app.parse(argument_count, argument_values);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : static_cast<int>(POLYKV_ERR_INVALID_ARGUMENT);
-  }
+  if (const auto code = parse_command_line(app, argument_count, argument_values)) return *code;
   arguments.protocol.attends = through == "attend";
   const Status status = run(arguments);
   if (!status.is_ok()) std::fprintf(stderr, "polykv_eval: %s\n", status.message().c_str());

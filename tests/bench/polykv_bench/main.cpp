@@ -8,7 +8,7 @@
 #include <functional>
 #include <thread>
 
-#include "polykv/status.h"
+#include "common/command_line.h"
 #include "tests/bench/polykv_bench/bandwidth.h"
 #include "tests/bench/polykv_bench/commands.h"
 #include "tests/bench/polykv_bench/measure.h"
@@ -115,10 +115,6 @@ int main(int argc, char** argv) {
     add_options(*sub, options);
     sub->callback([&chosen, command = named.command] { chosen = command; });
   }
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : static_cast<int>(POLYKV_ERR_INVALID_ARGUMENT);
-  }
+  if (const auto code = polykv::parse_command_line(app, argc, argv)) return *code;
   return run(options, chosen);
 }

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "common/command_line.h"
 #include "libclient/publisher.h"
 #include "tests/gpu/gpu_bench/attention.h"
 
@@ -150,11 +151,7 @@ int run(int argc, char** argv) {
       });
   app.add_option("--rounds", options.rounds, "of each measurement")->check(counts);
   app.add_option("--mib", options.mib, "packed bytes of all layers")->check(CLI::Range(0, 1 << 20));
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : static_cast<int>(POLYKV_ERR_INVALID_ARGUMENT);
-  }
+  if (const auto code = parse_command_line(app, argc, argv)) return *code;
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess || count == 0) {

@@ -197,7 +197,7 @@ class PackedHead {
 const AttendOps* attend_ops() {
   static const AttendOps* const chosen = []() -> const AttendOps* {
     // Whatever keeps the codecs' loops from AVX2 keeps these as well.
-    if (&ops() != avx2_ops()) return nullptr;
+    if (&ops() == &baseline_ops()) return nullptr;
     const AttendOps* wide = cpu_choice() == CpuChoice::avx2 ? nullptr : avx512_attend_ops();
     return wide != nullptr ? wide : avx2_attend_ops();
   }();

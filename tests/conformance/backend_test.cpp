@@ -8,6 +8,7 @@
 #include "kernels/cpu/ops.h"
 #include "tests/support/compare_paths.h"
 #include "tests/support/guarded_bytes.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using namespace polykv::test;
@@ -229,7 +230,7 @@ TEST_CASE(
       for (const int64_t stride : {int64_t{dim}, int64_t{dim} + 32}) {
         AlignedBytes target(count * static_cast<uint64_t>(stride) * 2);
         DecodeTarget range{first, count, dtype, target.span().data(), {0, stride, 1}, nullptr, {}};
-        REQUIRE(decode_layer(open_segment(bytes), 0, range, Backend::cpu).is_ok());
+        REQUIRE_OK(decode_layer(open_segment(bytes), 0, range, Backend::cpu));
         const auto* halves = reinterpret_cast<const uint16_t*>(target.span().data());
         std::vector<float> rows;
         for (uint64_t i = 0; i < count; ++i) {

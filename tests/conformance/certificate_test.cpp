@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "tests/support/relative_error.h"
+#include "tests/support/require_ok.h"
 #include "tests/support/segments.h"
 
 using namespace polykv;
@@ -71,7 +72,7 @@ LayerSpec spec_of(const LayerValues& layer, Profile profile, uint64_t first_toke
 LayerChoice examined(const LayerSpec& spec, const LayerValues& layer, const LayerQueries& queries) {
   Result<LayerChoice> choice = examine_layer(spec, layer.source(), queries);
   INFO(choice.status().message());
-  REQUIRE(choice.is_ok());
+  REQUIRE_OK(choice);
   return std::move(choice).value();
 }
 
@@ -84,13 +85,12 @@ LayerValues through_segment(const LayerValues& layer, const LayerChoice& choice)
       test_spec(test_model({layer.geometry}), choice.profile, layer.token_count, options), {layer},
       options);
   const Result<SegmentView> view = SegmentView::open(bytes.span());
-  REQUIRE(view.is_ok());
+  REQUIRE_OK(view);
   LayerValues decoded = empty_values(layer.geometry, layer.token_count);
   const KvSource source = decoded.source();
-  REQUIRE(decode_layer(*view, 0,
-                       {0, layer.token_count, Dtype::f32, decoded.k.data(), source.k_strides,
-                        decoded.v.data(), source.v_strides})
-              .is_ok());
+  REQUIRE_OK(decode_layer(*view, 0,
+                          {0, layer.token_count, Dtype::f32, decoded.k.data(), source.k_strides,
+                           decoded.v.data(), source.v_strides}));
   return decoded;
 }
 
@@ -273,18 +273,17 @@ TEST_CASE("layers of an auto segment have their own profiles, and every reader f
   AlignedBytes bytes = build_segment(spec, layers, options);
   const Result<SegmentView> view = SegmentView::open(bytes.span());
   INFO(view.status().message());
-  REQUIRE(view.is_ok());
-  REQUIRE(view->verify_checksums().is_ok());
+  REQUIRE_OK(view);
+  REQUIRE_OK(view->verify_checksums());
   CHECK(view->profile() == Profile::automatic);
   for (uint32_t i = 0; i < 4; ++i) {
     CHECK(view->layer(i).profile == spec.layer_profiles[i]);
     CHECK(view->layer(i).exact_row_capacity == (i == 0 ? 0 : 7));
     LayerValues decoded = empty_values(geometries[0], 400);
     const KvSource strides = decoded.source();
-    REQUIRE(decode_layer(*view, i,
-                         {0, 400, Dtype::f32, decoded.k.data(), strides.k_strides, decoded.v.data(),
-                          strides.v_strides})
-                .is_ok());
+    REQUIRE_OK(decode_layer(*view, i,
+                            {0, 400, Dtype::f32, decoded.k.data(), strides.k_strides,
+                             decoded.v.data(), strides.v_strides}));
     double error = 0;
     for (size_t k = 0; k < decoded.v.size(); ++k)
       error = std::max(error, std::abs(double{decoded.v[k]} - double{layers[i].v[k]}));

@@ -7,6 +7,7 @@
 #include "kernels/half.h"
 #include "kernels/profiles.h"
 #include "tests/support/relative_error.h"
+#include "tests/support/require_ok.h"
 #include "tests/support/segments.h"
 
 using namespace polykv;
@@ -256,9 +257,9 @@ TEST_CASE("a source of any dtype and strides encodes to the same bytes") {
         digests[0].fill(1);
         Result<SegmentWriter> writer = SegmentWriter::create(
             spec, {ids, chain_root(spec.identity), digests, {}}, bytes.span());
-        REQUIRE(writer.is_ok());
-        REQUIRE(writer->encode_layer(0, source, {}, backend).is_ok());
-        REQUIRE(writer->finish().is_ok());
+        REQUIRE_OK(writer);
+        REQUIRE_OK(writer->encode_layer(0, source, {}, backend));
+        REQUIRE_OK(writer->finish());
         REQUIRE(std::equal(bytes.span().begin(), bytes.span().end(), want.span().begin()));
       }
     }
@@ -299,7 +300,7 @@ TEST_CASE("any token range decodes into any strides and dtype, and nothing else 
             target.v = dtype == Dtype::f32 ? static_cast<void*>(v32.data() + 1) : v16.data() + 1;
             target.k_strides = k_strides;
             target.v_strides = v_strides;
-            REQUIRE(decode_layer(view, 0, target, backend).is_ok());
+            REQUIRE_OK(decode_layer(view, 0, target, backend));
             uint64_t wrong = 0;
             const auto check = [&](std::vector<float>& f32, std::vector<uint16_t>& f16,
                                    const Strides& s, const std::vector<float>& want,
@@ -349,12 +350,12 @@ TEST_CASE("K alone and V alone decode") {
       target.token_count = 70;
       target.k = out.data();
       target.k_strides = {0, 64, 1};
-      REQUIRE(decode_layer(view, 0, target, backend).is_ok());
+      REQUIRE_OK(decode_layer(view, 0, target, backend));
       CHECK(out == all.k);
       target.v = target.k;
       target.v_strides = target.k_strides;
       target.k = nullptr;
-      REQUIRE(decode_layer(view, 0, target, backend).is_ok());
+      REQUIRE_OK(decode_layer(view, 0, target, backend));
       CHECK(out == all.v);
     }
   }
@@ -435,7 +436,7 @@ TEST_CASE(
           const Result<AlignedBytes> result =
               try_build_segment(spec, {random_values(geometry, 80, 12), values}, options);
           if (profile == Profile::exact && !bad.exact_too) {
-            CHECK(result.is_ok());
+            CHECK_OK(result);
             continue;
           }
           REQUIRE(!result.is_ok());

@@ -13,6 +13,7 @@
 #include "tests/support/gguf_builder.h"
 #include "tests/support/model.h"
 #include "tests/support/relative_error.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using namespace polykv::test;
@@ -58,7 +59,7 @@ double worst_error(const DeviceKvCache& ours, const KvCache& expected) {
   std::vector<float> v(k.size());
   double worst = 0;
   for (uint32_t layer = 0; layer < shape.layer_count; ++layer) {
-    REQUIRE(ours.copy_layer_to_host(layer, 0, shape.token_count, k.data(), v.data()).is_ok());
+    REQUIRE_OK(ours.copy_layer_to_host(layer, 0, shape.token_count, k.data(), v.data()));
     for (uint32_t head = 0; head < shape.kv_head_count; ++head) {
       const size_t at = head * expected.head_stride();
       worst = std::max(worst,
@@ -115,13 +116,13 @@ TEST_CASE("K, V and logits are the processor's, whatever the chunks and tiles of
   const auto ids = ids_of(257, passes.config().vocab_size);
   KvCache expected = passes.host_cache(300);
   std::vector<float> expected_logits(ids.size() * passes.config().vocab_size);
-  REQUIRE(passes.host.forward(ids, expected, expected_logits).is_ok());
+  REQUIRE_OK(passes.host.forward(ids, expected, expected_logits));
 
   DeviceKvCache cache = passes.device_cache(300);
   std::vector<float> logits(expected_logits.size());
   ForwardOptions options;
   options.chunk_tokens = chunk;
-  REQUIRE(passes.device->forward(ids, cache, logits, options).is_ok());
+  REQUIRE_OK(passes.device->forward(ids, cache, logits, options));
   const double cache_error = worst_error(cache, expected);
   const double logits_error = relative_error(logits.data(), expected_logits.data(), logits.size());
   std::printf("chunk %u: K and V %.2e, logits %.2e\n", chunk, cache_error, logits_error);
@@ -131,8 +132,8 @@ TEST_CASE("K, V and logits are the processor's, whatever the chunks and tiles of
   std::vector<float> last(passes.config().vocab_size);
   std::vector<float> expected_last(last.size());
   const auto more = ids_of(20, passes.config().vocab_size);
-  REQUIRE(passes.host.forward(more, expected, expected_last).is_ok());
-  REQUIRE(passes.device->forward(more, cache, last, options).is_ok());
+  REQUIRE_OK(passes.host.forward(more, expected, expected_last));
+  REQUIRE_OK(passes.device->forward(more, cache, last, options));
   CHECK(worst_error(cache, expected) <= kTinyTolerance);
   CHECK(relative_error(last.data(), expected_last.data(), last.size()) <= kTinyTolerance);
 }
@@ -143,7 +144,7 @@ TEST_CASE("tokens that somebody else computed are attended to, and truncated one
   const auto ids = ids_of(300, passes.config().vocab_size);
   KvCache expected = passes.host_cache(300);
   std::vector<float> expected_last(passes.config().vocab_size);
-  REQUIRE(passes.host.forward(ids, expected, expected_last).is_ok());
+  REQUIRE_OK(passes.host.forward(ids, expected, expected_last));
 
   DeviceKvCache cache = passes.device_cache(310);
   const CacheShape& shape = cache.shape();
@@ -157,16 +158,16 @@ TEST_CASE("tokens that somebody else computed are attended to, and truncated one
       k.insert(k.end(), expected.k(layer) + at, expected.k(layer) + at + floats);
       v.insert(v.end(), expected.v(layer) + at, expected.v(layer) + at + floats);
     }
-    REQUIRE(cache.copy_layer_from_host(layer, 0, 200, k.data(), v.data()).is_ok());
+    REQUIRE_OK(cache.copy_layer_from_host(layer, 0, 200, k.data(), v.data()));
   }
   cache.set_token_count(200);
   std::vector<float> last(expected_last.size());
   ForwardOptions options;
   options.chunk_tokens = 33;
   // What is behind the count is overwritten, and must not be seen.
-  REQUIRE(passes.device->forward(ids_of(90, 99), cache, {}, options).is_ok());
+  REQUIRE_OK(passes.device->forward(ids_of(90, 99), cache, {}, options));
   cache.set_token_count(200);
-  REQUIRE(passes.device->forward(std::span(ids).subspan(200), cache, last, options).is_ok());
+  REQUIRE_OK(passes.device->forward(std::span(ids).subspan(200), cache, last, options));
   CHECK(worst_error(cache, expected) <= kTinyTolerance);
   CHECK(relative_error(last.data(), expected_last.data(), last.size()) <= kTinyTolerance);
 }
@@ -183,9 +184,9 @@ TEST_CASE("the last queries are the processor's, in chunks longer and shorter th
   ForwardOptions options;
   options.chunk_tokens = chunk;
   options.after_rope = [&](const LayerRows& rows) { expected.keep(rows); };
-  REQUIRE(passes.host.forward(ids, host_cache, {}, options).is_ok());
+  REQUIRE_OK(passes.host.forward(ids, host_cache, {}, options));
   options.after_rope = [&](const LayerRows& rows) { ours.keep(rows); };
-  REQUIRE(passes.device->forward(ids, device_cache, {}, options).is_ok());
+  REQUIRE_OK(passes.device->forward(ids, device_cache, {}, options));
   for (uint32_t layer = 0; layer < passes.config().layer_count; ++layer) {
     for (const uint64_t first : {0, 88}) {
       const LayerQueries a = ours.of(layer, first);
@@ -222,9 +223,9 @@ TEST_CASE("a pass on the device can be cancelled, and the cache keeps the chunks
         POLYKV_ERR_CANCELLED);
   CHECK(cache.token_count() == 64);
   // It goes on where it stopped.
-  REQUIRE(passes.device->forward(std::span(ids).subspan(64), cache, {}).is_ok());
+  REQUIRE_OK(passes.device->forward(std::span(ids).subspan(64), cache, {}));
   KvCache expected = passes.host_cache(100);
-  REQUIRE(passes.host.forward(ids, expected, {}).is_ok());
+  REQUIRE_OK(passes.host.forward(ids, expected, {}));
   CHECK(worst_error(cache, expected) <= kTinyTolerance);
 }
 
@@ -246,9 +247,9 @@ TEST_CASE("weights on their way to the device give signs of life, and can be can
   Passes passes(tiny_weights(), {.upload_bytes = bytes / 4 + 4});
   const auto ids = ids_of(20, passes.config().vocab_size);
   KvCache expected = passes.host_cache(20);
-  REQUIRE(passes.host.forward(ids, expected, {}).is_ok());
+  REQUIRE_OK(passes.host.forward(ids, expected, {}));
   DeviceKvCache cache = passes.device_cache(20);
-  REQUIRE(passes.device->forward(ids, cache, {}).is_ok());
+  REQUIRE_OK(passes.device->forward(ids, cache, {}));
   CHECK(worst_error(cache, expected) <= kTinyTolerance);
 }
 
@@ -323,12 +324,12 @@ TEST_CASE("K, V and logits of SmolLM2 are the processor's", "[model]") {
   std::vector<uint32_t> ids = ids_of(700, passes.config().vocab_size);
   KvCache expected = passes.host_cache(700);
   std::vector<float> expected_last(passes.config().vocab_size);
-  REQUIRE(passes.host.forward(ids, expected, expected_last).is_ok());
+  REQUIRE_OK(passes.host.forward(ids, expected, expected_last));
   DeviceKvCache cache = passes.device_cache(700);
   std::vector<float> last(expected_last.size());
   ForwardOptions options;
   options.chunk_tokens = 300;
-  REQUIRE(passes.device->forward(ids, cache, last, options).is_ok());
+  REQUIRE_OK(passes.device->forward(ids, cache, last, options));
   const double cache_error = worst_error(cache, expected);
   const double logits_error = relative_error(last.data(), expected_last.data(), last.size());
   std::printf("SmolLM2: K and V %.2e, logits %.2e\n", cache_error, logits_error);

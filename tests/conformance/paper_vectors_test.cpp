@@ -7,6 +7,7 @@
 #include "kernels/codec_rules.h"
 #include "tests/support/npy.h"
 #include "tests/support/relative_error.h"
+#include "tests/support/require_ok.h"
 #include "tests/support/segments.h"
 
 using namespace polykv;
@@ -59,7 +60,7 @@ void check_folder(const std::string& folder, uint32_t heads, uint32_t dim, Backe
   const AlignedBytes bytes = build_segment(
       test_spec(test_model({geometry, geometry}), Profile::paper_k8v3, kTokens), layers, options);
   const SegmentView view = open_segment(bytes);
-  CHECK(view.verify_checksums().is_ok());
+  CHECK_OK(view.verify_checksums());
   for (int layer = 0; layer < 2; ++layer) {
     const LayerView parts = view.layer(static_cast<uint32_t>(layer));
     const auto k_codes = load<int8_t>(folder, layer, "k_codes", "|i1");

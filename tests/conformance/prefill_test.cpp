@@ -9,6 +9,7 @@
 #include "tests/support/model.h"
 #include "tests/support/npy.h"
 #include "tests/support/relative_error.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using test::relative_error;
@@ -110,7 +111,7 @@ TEST_CASE(
     progress.push_back(done);
     return true;
   };
-  REQUIRE(transformer.forward(ids, cache, logits, options).is_ok());
+  REQUIRE_OK(transformer.forward(ids, cache, logits, options));
   CHECK(cache.token_count() == ids.size());
   CHECK(progress.size() == 15);  // ceil(7,639 / 512)
   CHECK(progress.back() == ids.size());
@@ -124,7 +125,7 @@ TEST_CASE(
   while (continuation.size() < reference().greedy.size()) {
     const uint32_t next = argmax(logits);
     continuation.push_back(next);
-    REQUIRE(transformer.forward(std::span(&next, 1), cache, logits).is_ok());
+    REQUIRE_OK(transformer.forward(std::span(&next, 1), cache, logits));
   }
   CHECK(continuation == reference().greedy);
 }
@@ -136,8 +137,8 @@ TEST_CASE("K and V do not depend on the chunk size beyond rounding") {
   KvCache cache = KvCache::create(transformer.config(), token_count).value();
   ForwardOptions options;
   options.chunk_tokens = chunk_tokens;
-  REQUIRE(transformer.forward(std::span(reference().ids).first(token_count), cache, {}, options)
-              .is_ok());
+  REQUIRE_OK(
+      transformer.forward(std::span(reference().ids).first(token_count), cache, {}, options));
   std::printf("chunk %u\n", chunk_tokens);
   check_cache(cache, token_count);
 }
@@ -147,7 +148,7 @@ TEST_CASE("a suffix over a cache that somebody else filled gives the same logits
   Transformer transformer(weights());
   KvCache whole = KvCache::create(transformer.config(), 700).value();
   std::vector<float> expected(transformer.config().vocab_size);
-  REQUIRE(transformer.forward(ids, whole, expected).is_ok());
+  REQUIRE_OK(transformer.forward(ids, whole, expected));
 
   KvCache other = KvCache::create(transformer.config(), 1000).value();
   for (uint32_t layer = 0; layer < whole.layer_count(); ++layer) {
@@ -161,12 +162,12 @@ TEST_CASE("a suffix over a cache that somebody else filled gives the same logits
   }
   other.set_token_count(680);
   std::vector<float> logits(expected.size());
-  REQUIRE(transformer.forward(ids.subspan(680), other, logits).is_ok());
+  REQUIRE_OK(transformer.forward(ids.subspan(680), other, logits));
   CHECK(relative_error(logits.data(), expected.data(), logits.size()) <= kTolerance);
 
   other.set_token_count(680);  // truncated and done again, token by token
   for (const uint32_t id : ids.subspan(680))
-    REQUIRE(transformer.forward(std::span(&id, 1), other, logits).is_ok());
+    REQUIRE_OK(transformer.forward(std::span(&id, 1), other, logits));
   CHECK(relative_error(logits.data(), expected.data(), logits.size()) <= kTolerance);
 }
 
@@ -222,19 +223,19 @@ TEST_CASE("a suffix behind a prefix that lives elsewhere gives the same logits a
   const auto ids = std::span(reference().ids).first(300);
   Transformer transformer(weights());
   KvCache whole = KvCache::create(transformer.config(), 300).value();
-  REQUIRE(transformer.forward(ids.first(200), whole, {}).is_ok());
+  REQUIRE_OK(transformer.forward(ids.first(200), whole, {}));
   std::vector<float> expected(ids.subspan(200).size() * transformer.config().vocab_size);
-  REQUIRE(transformer.forward(ids.subspan(200), whole, expected).is_ok());
+  REQUIRE_OK(transformer.forward(ids.subspan(200), whole, expected));
 
   KvCache document = KvCache::create(transformer.config(), 200).value();
-  REQUIRE(transformer.forward(ids.first(200), document, {}).is_ok());
+  REQUIRE_OK(transformer.forward(ids.first(200), document, {}));
   CachePrefix prefix(document);
   ForwardOptions options;
   options.prefix = &prefix;
   options.chunk_tokens = 64;  // the second chunk attends to prefix, cache and itself
   KvCache suffix = KvCache::create(transformer.config(), 100).value();
   std::vector<float> logits(expected.size());
-  REQUIRE(transformer.forward(ids.subspan(200), suffix, logits, options).is_ok());
+  REQUIRE_OK(transformer.forward(ids.subspan(200), suffix, logits, options));
   CHECK(suffix.token_count() == 100);
   CHECK(relative_error(logits.data(), expected.data(), logits.size()) <= kTolerance);
 
@@ -242,7 +243,7 @@ TEST_CASE("a suffix behind a prefix that lives elsewhere gives the same logits a
   const size_t vocabulary = transformer.config().vocab_size;
   for (size_t i = 0; i < 5; ++i) {
     const auto one = std::span(logits).first(vocabulary);
-    REQUIRE(transformer.forward(ids.subspan(200 + i, 1), suffix, one, options).is_ok());
+    REQUIRE_OK(transformer.forward(ids.subspan(200 + i, 1), suffix, one, options));
     CHECK(relative_error(one.data(), &expected[i * vocabulary], vocabulary) <= kTolerance);
   }
   // Neither an error of the prefix nor a sequence that is too long only because of it is passed over.
@@ -262,11 +263,11 @@ TEST_CASE("logits of every row are those of one token after the other, whatever 
   std::vector<float> all(ids.size() * vocabulary);
   ForwardOptions options;
   options.chunk_tokens = 20;
-  REQUIRE(transformer.forward(ids, whole, all, options).is_ok());
+  REQUIRE_OK(transformer.forward(ids, whole, all, options));
   KvCache steps = KvCache::create(transformer.config(), 30).value();
   std::vector<float> one(vocabulary);
   for (size_t i = 0; i < ids.size(); ++i) {
-    REQUIRE(transformer.forward(ids.subspan(i, 1), steps, one).is_ok());
+    REQUIRE_OK(transformer.forward(ids.subspan(i, 1), steps, one));
     CHECK(relative_error(&all[i * vocabulary], one.data(), vocabulary) <= kTolerance);
   }
   std::vector<float> two(2 * vocabulary);

@@ -6,6 +6,7 @@
 
 #include "tests/cuda_emulation/device_calls.h"
 #include "tests/support/attention_oracle.h"
+#include "tests/support/require_ok.h"
 #include "tests/support/segments.h"
 
 namespace polykv::test {
@@ -80,7 +81,7 @@ inline cuda::AttendCall dense_call(const std::vector<cuda::AttendRun>& runs, uin
 inline void run(const cuda::AttendCall& call, uint32_t multiprocessors, const Schedule& schedule) {
   const Status status = device_attend(call, multiprocessors, schedule);
   INFO(status.message());
-  REQUIRE(status.is_ok());
+  REQUIRE_OK(status);
 }
 
 /// Of rows [head, query] with the logits' scale and first tokens of the call, which are the document's.

@@ -4,6 +4,7 @@
 #include "kernels/half.h"
 #include "tests/cuda_emulation/attend_case.h"
 #include "tests/support/compare_paths.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using namespace polykv::test;
@@ -388,7 +389,7 @@ TEST_CASE("attention on the device refuses what it cannot do, and says why") {
   std::vector<cuda::AttendRun> runs = {document.run()};
   for (int which = 0; which < 3; ++which) {
     cuda::AttendCall call = dense_call(runs, 2, 1, q, answer);
-    REQUIRE(cuda::check_attend(call).is_ok());
+    REQUIRE_OK(cuda::check_attend(call));
     const auto shift = [](auto* pointer) {
       return reinterpret_cast<decltype(pointer)>(reinterpret_cast<uintptr_t>(pointer) + 2);
     };

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "tests/cuda_emulation/device_calls.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using namespace polykv::test;
@@ -33,7 +34,7 @@ TEST_CASE("the device's checksums are XXH3's, whatever the size") {
     std::vector<uint64_t> sums(ranges.size());
     const Status status = device_checksum(ranges, sums.data(), schedule);
     INFO(status.message());
-    REQUIRE(status.is_ok());
+    REQUIRE_OK(status);
     for (size_t i = 0; i < ranges.size(); ++i) {
       INFO(ranges[i].size_bytes << " bytes");
       CHECK(sums[i] == XXH3_64bits(ranges[i].data, ranges[i].size_bytes));
@@ -47,7 +48,7 @@ TEST_CASE("more ranges than a launch takes have each their own checksum") {
   std::vector<cuda::ChecksumRange> ranges;
   for (uint64_t i = 0; i < 130; ++i) ranges.push_back({bytes + i * 8, 241 + i});
   std::vector<uint64_t> sums(ranges.size());
-  REQUIRE(device_checksum(ranges, sums.data(), {}).is_ok());
+  REQUIRE_OK(device_checksum(ranges, sums.data(), {}));
   for (size_t i = 0; i < ranges.size(); ++i)
     CHECK(sums[i] == XXH3_64bits(ranges[i].data, ranges[i].size_bytes));
 }
@@ -67,5 +68,5 @@ TEST_CASE("checksums on the device refuse what they would get wrong, and say why
   CHECK(refused(nullptr, 300, &sum));
   CHECK(refused(bytes, 300, nullptr));
   CHECK(sum == 7);
-  CHECK(device_checksum({}, &sum, {}).is_ok());
+  CHECK_OK(device_checksum({}, &sum, {}));
 }

@@ -5,6 +5,7 @@
 #include "kernels/half.h"
 #include "tests/cuda_emulation/device_calls.h"
 #include "tests/support/compare_paths.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using namespace polykv::test;
@@ -43,7 +44,7 @@ LayerValues decode_on_device(const LayerView& layer, const Schedule& schedule) {
   target.v_strides = where.v_strides;
   const Status status = device_decode(layer, target, schedule);
   INFO(status.message());
-  REQUIRE(status.is_ok());
+  REQUIRE_OK(status);
   return values;
 }
 
@@ -127,7 +128,7 @@ TEST_CASE(
                             k_strides,   nullptr,     v_strides};
         target.k = dtype == Dtype::f32 ? static_cast<void*>(k32.data() + 1) : k16.data() + 1;
         target.v = dtype == Dtype::f32 ? static_cast<void*>(v32.data() + 1) : v16.data() + 1;
-        REQUIRE(device_decode(layer, target, kSchedules[cases++ % 3]).is_ok());
+        REQUIRE_OK(device_decode(layer, target, kSchedules[cases++ % 3]));
         uint64_t wrong = 0;
         const auto check = [&](std::vector<float>& f32, std::vector<uint16_t>& f16,
                                const Strides& s, const std::vector<float>& want, uint32_t dims) {
@@ -165,13 +166,13 @@ TEST_CASE("a null K or V is left out, and no tokens are no work") {
   const LayerView layer = open_segment(bytes).layer(0);
   std::vector<float> values(70 * 64, -99.0F);
   DecodeTarget target{0, 70, Dtype::f32, nullptr, {}, values.data(), {0, 64, 1}};
-  CHECK(device_decode(layer, target, kSchedules[0]).is_ok());
+  CHECK_OK(device_decode(layer, target, kSchedules[0]));
   CHECK(std::count(values.begin(), values.end(), -99.0F) == 0);
   std::fill(values.begin(), values.end(), -99.0F);
   target.token_count = 0;
-  CHECK(device_decode(layer, target, kSchedules[0]).is_ok());
+  CHECK_OK(device_decode(layer, target, kSchedules[0]));
   target = {0, 70, Dtype::f32, nullptr, {}, nullptr, {}};
-  CHECK(device_decode(layer, target, kSchedules[0]).is_ok());
+  CHECK_OK(device_decode(layer, target, kSchedules[0]));
   CHECK(std::count(values.begin(), values.end(), -99.0F) == 70 * 64);
 }
 

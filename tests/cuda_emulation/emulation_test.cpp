@@ -1,5 +1,6 @@
 // The emulation finds what it is there to find.
 #include "tests/cuda_emulation/emulation.h"
+#include "tests/support/require_ok.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -130,7 +131,7 @@ TEST_CASE("products of fragments are those of matrices, added to what was there"
     std::vector<int32_t> out(16 * 8);
     EmulatedLauncher launcher(schedule);
     launcher.launch<ProductKernel>(1, {a.data(), b.data(), out.data()});
-    REQUIRE(launcher.status().is_ok());
+    REQUIRE_OK(launcher.status());
     CHECK(out == want);
   }
 }
@@ -140,7 +141,7 @@ TEST_CASE("threads of a block see what others wrote before a barrier, in every s
     std::vector<uint32_t> out(3 * 96);
     EmulatedLauncher launcher(schedule);
     launcher.launch<NeighbourKernel>(3, {out.data(), false, false, false});
-    REQUIRE(launcher.status().is_ok());
+    REQUIRE_OK(launcher.status());
     uint32_t wrong = 0;
     for (uint32_t i = 0; i < out.size(); ++i)
       wrong += out[i] != i / 96 * 1000 + (i + 1) % 96 ? 1U : 0U;
@@ -154,7 +155,7 @@ TEST_CASE("a barrier that is taken away shows in the result, in every schedule")
     std::vector<uint32_t> out(96);
     EmulatedLauncher launcher(schedule);
     launcher.launch<NeighbourKernel>(1, {out.data(), false, false, false});
-    REQUIRE(launcher.status().is_ok());
+    REQUIRE_OK(launcher.status());
     uint32_t wrong = 0;
     for (uint32_t i = 0; i < 96; ++i) wrong += out[i] != (i + 1) % 96 ? 1U : 0U;
     CHECK(wrong > 0);
@@ -180,7 +181,7 @@ TEST_CASE("lanes of a warp exchange words, exchange after exchange, in every sch
     std::vector<float> out(64);
     EmulatedLauncher launcher(schedule);
     launcher.launch<WarpSumKernel>(1, {out.data()});
-    REQUIRE(launcher.status().is_ok());
+    REQUIRE_OK(launcher.status());
     for (uint32_t i = 0; i < 64; ++i) CHECK(out[i] == (i < 32 ? 5 * 496 + 320 : 5 * 1520 + 320));
   }
 }
@@ -189,7 +190,7 @@ TEST_CASE("shared memory holds no number when a block begins, whatever the one b
   std::vector<float> out(3);
   EmulatedLauncher launcher({Order::random, 3});
   launcher.launch<UnwrittenKernel>(3, {out.data()});
-  REQUIRE(launcher.status().is_ok());
+  REQUIRE_OK(launcher.status());
   // The last lane of the schedule may have seen what the first wrote, another block's never.
   for (const float value : out) CHECK((std::isnan(value) || value == 1));
   CHECK(std::isnan(out[0] + out[1] + out[2]) == std::isnan(out[0] * out[1] * out[2]));

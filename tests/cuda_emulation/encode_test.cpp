@@ -5,6 +5,7 @@
 #include "kernels/segment_parts.h"
 #include "tests/cuda_emulation/device_calls.h"
 #include "tests/support/compare_paths.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using namespace polykv::test;
@@ -148,7 +149,7 @@ void check_encoding(const LayerValues& values, Profile profile, const std::vecto
   DeviceLayer device(values, profile, exact);
   const Status status = device_encode(values.source(), device.slot, schedule);
   INFO(status.message());
-  REQUIRE(status.is_ok());
+  REQUIRE_OK(status);
   REQUIRE(device.kept_to_its_place());
   const SegmentView view = open_segment(bytes);
   if (profile == Profile::exact) {
@@ -214,7 +215,7 @@ TEST_CASE("the device encodes to the same bytes in every schedule of threads, dt
   for (const Profile profile : kAllProfiles) {
     const std::vector<uint32_t> exact = some_exact_tokens(profile, kTokens);
     DeviceLayer want(values, profile, exact);
-    REQUIRE(device_encode(values.source(), want.slot, kSchedules[0]).is_ok());
+    REQUIRE_OK(device_encode(values.source(), want.slot, kSchedules[0]));
     for (uint32_t i = 1; i < 6; ++i) {
       if (++cases % POLYKV_CASE_STEP != 0) continue;
       const Dtype dtype = i % 3 == 0 ? Dtype::f32 : i % 3 == 1 ? Dtype::f16 : Dtype::bf16;
@@ -243,7 +244,7 @@ TEST_CASE("the device encodes to the same bytes in every schedule of threads, dt
       source.k_strides = {64, 2 * 64, 1};
       source.v_strides = {int64_t{kVDim} * kTokens, 1, kTokens};
       DeviceLayer got(values, profile, exact);
-      REQUIRE(device_encode(source, got.slot, kSchedules[i % std::size(kSchedules)]).is_ok());
+      REQUIRE_OK(device_encode(source, got.slot, kSchedules[i % std::size(kSchedules)]));
       INFO(profile_name(profile) << " " << dtype_name(dtype));
       REQUIRE(std::equal(want.payload().begin(), want.payload().end(), got.payload().begin()));
     }
@@ -290,7 +291,7 @@ TEST_CASE("when all tokens are exact rows, means and gains are zero") {
   for (const Profile profile : {Profile::k8v8, Profile::k5v4}) {
     const AlignedBytes bytes = encode_by_reference(values, profile, {0, 1, 2});
     DeviceLayer device(values, profile, {0, 1, 2});
-    REQUIRE(device_encode(values.source(), device.slot, kSchedules[1]).is_ok());
+    REQUIRE_OK(device_encode(values.source(), device.slot, kSchedules[1]));
     const std::span<const uint8_t> want = open_segment(bytes).layer_payload(0);
     CHECK(std::equal(want.begin(), want.end(), device.payload().begin()));
   }

@@ -10,6 +10,7 @@
 #include "polykv/cuda.h"
 #include "tests/support/child_process.h"
 #include "tests/support/gpu_sharing.h"
+#include "tests/support/require_ok.h"
 #include "tests/support/synthetic_document.h"
 
 using namespace polykv;
@@ -207,7 +208,7 @@ TEST_CASE("an agent that is killed in the middle disturbs neither the daemon nor
   CHECK(other.succeeds());
   // Removed, its memory goes once nobody has it open.
   client::Session session = connect_in_child(daemon.socket_path());
-  REQUIRE(session.remove("a").ok());
+  REQUIRE_OK(session.remove("a"));
   while (live_segments(daemon) != 0) std::this_thread::yield();
 }
 

@@ -6,6 +6,7 @@
 
 #include "kernels/half.h"
 #include "tests/support/daemon_process.h"
+#include "tests/support/require_ok.h"
 #include "tests/support/synthetic_document.h"
 
 using namespace polykv;
@@ -33,7 +34,7 @@ PlainCache decoded(const client::Lease& lease, uint32_t layer) {
   options.token_count = info.token_count;
   options.k = cache.k.data();
   options.v = cache.v.data();
-  REQUIRE(lease.decode(layer, options).ok());
+  REQUIRE_OK(lease.decode(layer, options));
   return cache;
 }
 
@@ -127,7 +128,7 @@ Answer attention(const client::Lease& lease, uint32_t layer, const Question& ask
   options.log_sum_exp = answer.log_sum_exp.data();
   const auto attended = lease.attend(layer, options);
   INFO((attended.ok() ? "" : attended.error().message));
-  REQUIRE(attended.ok());
+  REQUIRE_OK(attended);
   return answer;
 }
 
@@ -281,7 +282,7 @@ TEST_CASE("queries and outputs of any dtype and strides") {
     options.q_strides = strides(k_dim);
     options.output = output.data() + 2;
     options.output_strides = strides(v_dim);
-    REQUIRE(lease.attend(0, options).ok());
+    REQUIRE_OK(lease.attend(0, options));
     float worst = 0;
     for (uint32_t row = 0; row < 3; ++row) {
       for (uint32_t head = 0; head < asked.heads; ++head) {

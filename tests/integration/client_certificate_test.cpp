@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "tests/support/daemon_process.h"
+#include "tests/support/require_ok.h"
 #include "tests/support/synthetic_document.h"
 
 using namespace polykv;
@@ -17,7 +18,7 @@ bool contains(const std::string& text, const std::string& part) {
 
 void publish_examined(const SyntheticDocument& document, client::Publisher& publisher,
                       uint64_t token_count) {
-  REQUIRE(document.examine_all(publisher, token_count).ok());
+  REQUIRE_OK(document.examine_all(publisher, token_count));
   document.publish_segment(publisher, token_count);
 }
 
@@ -33,8 +34,8 @@ TEST_CASE("a publisher's queries become certificates, the worst of all segments"
   publish_examined(document, publisher, 300);
   publish_examined(document, publisher, 300);
   auto lease = publisher.finish_with_lease();
-  REQUIRE(lease.ok());
-  REQUIRE(lease->verify().ok());
+  REQUIRE_OK(lease);
+  REQUIRE_OK(lease->verify());
   const client::DocumentInfo info = lease->info();
   for (uint32_t i = 0; i < 2; ++i) {
     CHECK(info.layers[i].profiles == 1U << POLYKV_PROFILE_K5V4);
@@ -55,15 +56,15 @@ TEST_CASE("an auto document's layers have profiles of their own, and it is found
     client::Publisher publisher = document.become_producer(session, "mixed");
     publish_examined(document, publisher, 400);
     publish_examined(document, publisher, 300);
-    REQUIRE(publisher.finish().ok());
+    REQUIRE_OK(publisher.finish());
   }
   auto lease = session.acquire("mixed", POLYKV_PROFILE_AUTO);
-  REQUIRE(lease.ok());
+  REQUIRE_OK(lease);
   CHECK(lease->info().profile == POLYKV_PROFILE_AUTO);
   CHECK(lease->info().layers[1].profiles == 1U << POLYKV_PROFILE_K8V8);
   for (uint32_t segment = 0; segment < 2; ++segment) {
     auto view = lease->layer_view(segment, 1);
-    REQUIRE(view.ok());
+    REQUIRE_OK(view);
     CHECK(view->profile == POLYKV_PROFILE_K8V8);
     CHECK((lease->info().layers[0].profiles >> lease->layer_view(segment, 0)->profile & 1) == 1);
   }
@@ -77,7 +78,7 @@ TEST_CASE("an auto document's layers have profiles of their own, and it is found
     CHECK(publisher.next_token() == 512);
     publish_examined(longer, publisher, longer.tokens.size() - 512);
     auto both = publisher.finish_with_lease();
-    REQUIRE(both.ok());
+    REQUIRE_OK(both);
     CHECK(both->info().shared_bytes > 0);
   }
 }
@@ -93,13 +94,13 @@ TEST_CASE("what was not examined, or for another segment, is refused and can be 
   CHECK(segment.error().status == POLYKV_ERR_INVALID_ARGUMENT);
   CHECK(contains(segment.error().message, "0 of 2 layers were examined"));
 
-  REQUIRE(document.examine_all(publisher, 300).ok());
+  REQUIRE_OK(document.examine_all(publisher, 300));
   segment = publisher.begin_segment(600);
   REQUIRE(!segment.ok());
   CHECK(contains(segment.error().message, "0 of 2 layers were examined for 600 tokens"));
 
   publish_examined(document, publisher, 600);
-  CHECK(publisher.finish().ok());
+  CHECK_OK(publisher.finish());
 }
 
 TEST_CASE("queries that are no numbers or of another shape are refused by layer") {
@@ -144,7 +145,7 @@ TEST_CASE("queries that are no numbers or of another shape are refused by layer"
   source.k = nullptr;
   CHECK(contains(refusal(), "K or V is missing"));
   source.k = k.data();
-  CHECK(publisher.examine_layer(300, 0, source, queries).ok());
+  CHECK_OK(publisher.examine_layer(300, 0, source, queries));
   // One layer of two.
   const auto segment = publisher.begin_segment(300);
   REQUIRE(!segment.ok());

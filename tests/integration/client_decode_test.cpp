@@ -3,6 +3,7 @@
 
 #include "kernels/half.h"
 #include "tests/support/daemon_process.h"
+#include "tests/support/require_ok.h"
 #include "tests/support/synthetic_document.h"
 
 using namespace polykv;
@@ -29,7 +30,7 @@ std::vector<float> decode_dense(const client::Lease& lease, const SyntheticDocum
   options.v = values.data() + k_size;
   const auto decoded = lease.decode(layer, options);
   INFO((decoded.ok() ? "" : decoded.error().message));
-  REQUIRE(decoded.ok());
+  REQUIRE_OK(decoded);
   return values;
 }
 
@@ -97,7 +98,7 @@ TEST_CASE("Hugging Face, transposed, paged and reversed layouts hold the same va
     options.v = v.data() + layout.v_origin;
     options.k_strides = layout.k;
     options.v_strides = layout.v;
-    REQUIRE(lease.decode(0, options).ok());
+    REQUIRE_OK(lease.decode(0, options));
     const auto compare = [&](std::vector<float>& values, int64_t origin, const polykv_strides& s,
                              const float* want, int64_t dims) {
       bool equal = true;
@@ -133,7 +134,7 @@ TEST_CASE("fp16 and bf16 are the rounded fp32 values, and K or V alone can be as
     options.token_count = 300;
     options.k = k.data();
     options.dtype = POLYKV_F16;
-    REQUIRE(lease.decode(1, options).ok());
+    REQUIRE_OK(lease.decode(1, options));
     bool equal = true;
     for (size_t i = 0; i < k.size(); ++i) equal = equal && k[i] == f16_from_f32(dense[i]);
     CHECK(equal);
@@ -141,7 +142,7 @@ TEST_CASE("fp16 and bf16 are the rounded fp32 values, and K or V alone can be as
     options.k = nullptr;
     options.v = v.data();
     options.dtype = POLYKV_BF16;
-    REQUIRE(lease.decode(1, options).ok());
+    REQUIRE_OK(lease.decode(1, options));
     equal = true;
     for (size_t i = 0; i < v.size(); ++i) {
       equal = equal && v[i] == bf16_from_f32(dense[k.size() + i]);

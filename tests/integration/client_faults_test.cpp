@@ -16,6 +16,7 @@
 #include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/raw_client.h"
+#include "tests/support/require_ok.h"
 #include "tests/support/synthetic_document.h"
 
 using namespace polykv;
@@ -36,11 +37,11 @@ polykv_status code_of(const auto& result) {
 /// The lease's segments as a reader's own library maps them.
 std::unique_ptr<lib::Lease> acquire_inside(const std::string& socket_path, const char* name) {
   auto session = lib::Session::connect({socket_path, "test", 10'000});
-  REQUIRE(session.is_ok());
+  REQUIRE_OK(session);
   lib::AcquireRequest request;
   request.name = name;
   auto acquired = lib::acquire(*session, request);
-  REQUIRE(acquired.is_ok());
+  REQUIRE_OK(acquired);
   return std::move(acquired->lease);
 }
 
@@ -72,12 +73,10 @@ TEST_CASE("rows 2 and 3: a document whose producer is killed is never visible") 
   client::Session session = connect_to(daemon.socket_path());
   const auto nothing_visible = [&] {
     CHECK(code_of(session.acquire("torn")) == POLYKV_ERR_BUSY);  // somebody produces it
-    REQUIRE(session
-                .list([](const polykv_document_info& info) {
-                  CHECK(std::string(info.state) != "sealed");
-                  return true;
-                })
-                .ok());
+    REQUIRE_OK(session.list([](const polykv_document_info& info) {
+      CHECK(std::string(info.state) != "sealed");
+      return true;
+    }));
   };
   nothing_visible();
   CHECK(producer.kill().was_killed);
@@ -86,13 +85,13 @@ TEST_CASE("rows 2 and 3: a document whose producer is killed is never visible") 
   client::AcquireOptions options = document.options(model, "torn");
   options.flags = POLYKV_ACQUIRE_WAIT;
   auto acquired = session.acquire_or_produce(options);
-  REQUIRE(acquired.ok());
+  REQUIRE_OK(acquired);
   REQUIRE(std::holds_alternative<client::Publisher>(*acquired));
   nothing_visible();
   auto& publisher = std::get<client::Publisher>(*acquired);
   while (publisher.next_token() < publisher.token_count()) document.publish_segment(publisher, 300);
   const auto lease = publisher.finish_with_lease();
-  REQUIRE(lease.ok());
+  REQUIRE_OK(lease);
   CHECK(document.worst_error(*lease) == 0);
 }
 
@@ -104,7 +103,7 @@ TEST_CASE("row 6: after fork every handle answers FORKED in the child, and the p
   client::Lease lease = document.publish(session, "shared");
   client::Publisher publisher = other.become_producer(session);
   auto segment = publisher.begin_segment();
-  REQUIRE(segment.ok());
+  REQUIRE_OK(segment);
   const std::vector<float> values = other.values(false, 0, 0, 300);
   client::AttendOptions attend;
   std::vector<float> q(2 * document.layers[0].k_head_dim, 1.0F);
@@ -117,7 +116,7 @@ TEST_CASE("row 6: after fork every handle answers FORKED in the child, and the p
   // Starts threads, which the child does not have. Not with a sanitizer: a thread that is just
   // starting may hold its allocator's lock when the process forks, and the child waits for ever.
   attend.thread_count = kSanitized ? 1 : 3;
-  REQUIRE(lease.attend(0, attend).ok());
+  REQUIRE_OK(lease.attend(0, attend));
 
   ChildProcess child([&](const Channel&) {
     const auto need = [](polykv_status status, const char* what) {
@@ -170,10 +169,10 @@ TEST_CASE("row 6: after fork every handle answers FORKED in the child, and the p
   REQUIRE(child.succeeds());
 
   CHECK(document.worst_error(lease) == 0);
-  REQUIRE(other.encode_all(*segment, 0, 300).ok());
-  REQUIRE(segment->commit().ok());
-  CHECK(publisher.finish().ok());
-  CHECK(lease.release().ok());
+  REQUIRE_OK(other.encode_all(*segment, 0, 300));
+  REQUIRE_OK(segment->commit());
+  CHECK_OK(publisher.finish());
+  CHECK_OK(lease.release());
 }
 
 TEST_CASE("row 9: a second release is STALE and changes nothing") {
@@ -199,7 +198,7 @@ TEST_CASE("row 13: a killed daemon answers every call with DAEMON_GONE; what is 
   client::Lease lease = document.publish(session, "a", 256);
   client::Publisher publisher = other.become_producer(session);
   auto segment = publisher.begin_segment();
-  REQUIRE(segment.ok());
+  REQUIRE_OK(segment);
 
   // One call waits in the daemon when it dies.
   polykv_status waited = POLYKV_OK;
@@ -218,7 +217,7 @@ TEST_CASE("row 13: a killed daemon answers every call with DAEMON_GONE; what is 
   CHECK(code_of(session.acquire("a")) == POLYKV_ERR_DAEMON_GONE);
   CHECK(code_of(publisher.progress(1)) == POLYKV_ERR_DAEMON_GONE);
   CHECK(code_of(publisher.begin_segment()) != POLYKV_OK);
-  REQUIRE(other.encode_all(*segment, 0, 100).ok());  // private memory until the commit
+  REQUIRE_OK(other.encode_all(*segment, 0, 100));  // private memory until the commit
   CHECK(code_of(segment->commit()) == POLYKV_ERR_DAEMON_GONE);
   client::ConnectOptions options;
   options.socket_path = daemon.socket_path().c_str();
@@ -281,7 +280,7 @@ TEST_CASE("row 39: a reader cannot truncate, write or make its mapping writable"
       ::mprotect(const_cast<uint8_t*>(mapped.data()), mapped.size(), PROT_READ | PROT_WRITE),
       {EACCES, EPERM}));
   CHECK(document.worst_error(published) == 0);
-  CHECK(lease->release().is_ok());
+  CHECK_OK(lease->release());
 }
 
 TEST_CASE("row 40: reopening a segment read-write through /proc gives no way to write") {
@@ -311,7 +310,7 @@ TEST_CASE("row 40: reopening a segment read-write through /proc gives no way to 
   });
   CHECK(unprivileged.succeeds());
   CHECK(document.worst_error(published) == 0);
-  CHECK(published.verify().ok());
+  CHECK_OK(published.verify());
 }
 
 TEST_CASE("a reservation beyond the budget is refused with needed and free bytes") {

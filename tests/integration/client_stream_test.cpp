@@ -6,6 +6,7 @@
 #include "libclient/acquire.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/raw_client.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using namespace polykv::test;
@@ -87,7 +88,7 @@ bool reads(const lib::Lease& lease, uint64_t first, uint64_t count) {
 uint64_t committed_tokens(const DaemonProcess& daemon) {
   polykv_daemon_status status{};
   const auto session = connect(daemon);
-  REQUIRE(lib::read_daemon_status(*session, status).is_ok());
+  REQUIRE_OK(lib::read_daemon_status(*session, status));
   return status.tokens_committed_total;
 }
 
@@ -108,8 +109,8 @@ TEST_CASE("a segment is read before the next one is committed") {
   CHECK(lease->wait_for(1, lib::deadline_after_ms(20)).code() == POLYKV_ERR_TIMEOUT);
   while (publisher->next_token() < document.tokens.size()) {
     const uint64_t first = publisher->next_token();
-    REQUIRE(publish_next(*publisher).is_ok());
-    REQUIRE(lease->wait_for(first + 1, soon()).is_ok());
+    REQUIRE_OK(publish_next(*publisher));
+    REQUIRE_OK(lease->wait_for(first + 1, soon()));
     CHECK(lease->available_tokens() == publisher->next_token());
     CHECK(reads(*lease, first, publisher->next_token() - first));
     if (publisher->next_token() < document.tokens.size()) {
@@ -117,19 +118,19 @@ TEST_CASE("a segment is read before the next one is committed") {
       CHECK(lease->copy_tokens(publisher->next_token(), 1, &id).code() == POLYKV_ERR_BUSY);
     }
   }
-  REQUIRE(publisher->finish().is_ok());
-  CHECK(lease->wait_for(document.tokens.size(), soon()).is_ok());
+  REQUIRE_OK(publisher->finish());
+  CHECK_OK(lease->wait_for(document.tokens.size(), soon()));
   CHECK(lease->wait_for(document.tokens.size() + 1, soon()).code() == POLYKV_ERR_INVALID_ARGUMENT);
   CHECK(reads(*lease, 0, document.tokens.size()));
-  CHECK(lease->verify().is_ok());
-  CHECK(lease->release().is_ok());
+  CHECK_OK(lease->verify());
+  CHECK_OK(lease->release());
 }
 
 TEST_CASE("a reader who comes later gets at once what is sealed") {
   DaemonProcess daemon;
   const TestDocument document = document_number(1, 40 * kSegment);
   const auto publisher = produce(connect(daemon), document, "text");
-  for (int i = 0; i < 20; ++i) REQUIRE(publish_next(*publisher).is_ok());
+  for (int i = 0; i < 20; ++i) REQUIRE_OK(publish_next(*publisher));
   lib::AcquireRequest by_name;
   by_name.name = "text";
   by_name.stream = true;
@@ -137,8 +138,8 @@ TEST_CASE("a reader who comes later gets at once what is sealed") {
   const auto lease = take(lib::acquire(session, by_name)).lease;
   CHECK(lease->available_tokens() == 20 * kSegment);
   CHECK(reads(*lease, 0, 20 * kSegment));
-  for (int i = 0; i < 20; ++i) REQUIRE(publish_next(*publisher).is_ok());
-  CHECK(lease->wait_for(40 * kSegment, soon()).is_ok());
+  for (int i = 0; i < 20; ++i) REQUIRE_OK(publish_next(*publisher));
+  CHECK_OK(lease->wait_for(40 * kSegment, soon()));
   CHECK(reads(*lease, 0, 40 * kSegment));
 }
 
@@ -148,7 +149,7 @@ TEST_CASE("a lost producer costs only the rest, and whoever reads goes on") {
   auto session = connect(daemon);
   auto publisher = produce(session, document);
   const auto lease = stream(connect(daemon), document);
-  for (int i = 0; i < 3; ++i) REQUIRE(publish_next(*publisher).is_ok());
+  for (int i = 0; i < 3; ++i) REQUIRE_OK(publish_next(*publisher));
   SECTION("nobody takes over at first") {
     session->close();
     const Status lost = lease->wait_for(document.tokens.size(), soon());
@@ -179,8 +180,7 @@ TEST_CASE("a lost producer costs only the rest, and whoever reads goes on") {
     const Status status = lease->wait_for(document.tokens.size(), soon());
     if (!status.is_ok()) std::fprintf(stderr, "%s\n", status.message().c_str());
   });
-  while (publisher->next_token() < document.tokens.size())
-    REQUIRE(publish_next(*publisher).is_ok());
+  while (publisher->next_token() < document.tokens.size()) REQUIRE_OK(publish_next(*publisher));
   waiter.join();
   CHECK(reads(*lease, 0, document.tokens.size()));
   CHECK(committed_tokens(daemon) == document.tokens.size());
@@ -191,8 +191,8 @@ TEST_CASE("many threads read what is there while one waits for the rest") {
   const TestDocument document = document_number(1, 8 * kSegment);
   const auto publisher = produce(connect(daemon), document);
   const auto lease = stream(connect(daemon), document);
-  REQUIRE(publish_next(*publisher).is_ok());
-  REQUIRE(lease->wait_for(1, soon()).is_ok());
+  REQUIRE_OK(publish_next(*publisher));
+  REQUIRE_OK(lease->wait_for(1, soon()));
   std::atomic<bool> good{true};
   std::vector<std::thread> threads;
   for (int i = 0; i < 3; ++i) {
@@ -205,8 +205,7 @@ TEST_CASE("many threads read what is there while one waits for the rest") {
     threads.emplace_back(
         [&] { good = good && lease->wait_for(document.tokens.size(), soon()).is_ok(); });
   }
-  while (publisher->next_token() < document.tokens.size())
-    REQUIRE(publish_next(*publisher).is_ok());
+  while (publisher->next_token() < document.tokens.size()) REQUIRE_OK(publish_next(*publisher));
   for (std::thread& thread : threads) thread.join();
   CHECK(good);
 }
@@ -234,19 +233,19 @@ TEST_CASE("a streamed document that is dropped tells its readers, who keep what 
     CHECK(lease->wait_for(1, soon()).code() == POLYKV_ERR_PRODUCER_LOST);
   }
   SECTION("removed after it was lost") {
-    REQUIRE(publish_next(*publisher).is_ok());
+    REQUIRE_OK(publish_next(*publisher));
     session->close();
     CHECK(lease->wait_for(4 * kSegment, soon()).code() == POLYKV_ERR_PRODUCER_LOST);
     const auto other = connect(daemon);
-    CHECK(lib::remove_document(*other, "text", nullptr).is_ok());
+    CHECK_OK(lib::remove_document(*other, "text", nullptr));
     const Status dropped = lease->wait_for(4 * kSegment, soon());
     CHECK(dropped.code() == POLYKV_ERR_PRODUCER_LOST);
     CHECK(dropped.message().find("acquire it anew") != std::string::npos);
     CHECK(lease->wait_for(4 * kSegment, soon()).code() == POLYKV_ERR_PRODUCER_LOST);
     CHECK(reads(*lease, 0, kSegment));
-    CHECK(lease->release().is_ok());
+    CHECK_OK(lease->release());
     polykv_daemon_status status{};
-    REQUIRE(lib::read_daemon_status(*other, status).is_ok());
+    REQUIRE_OK(lib::read_daemon_status(*other, status));
     CHECK(status.segment_count == 0);
     CHECK(status.retiring_bytes == 0);
   }

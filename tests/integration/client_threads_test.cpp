@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "tests/support/daemon_process.h"
+#include "tests/support/require_ok.h"
 #include "tests/support/synthetic_document.h"
 
 using namespace polykv;
@@ -87,7 +88,7 @@ TEST_CASE("threads encode the layers of one segment at once") {
   document.layers.assign(8, {2, 64, 64, 0});
   client::Publisher publisher = document.become_producer(session, "a");
   auto segment = publisher.begin_segment();
-  REQUIRE(segment.ok());
+  REQUIRE_OK(segment);
   const int failures = count_failures(8, [&](int i) {
     const auto layer = static_cast<uint32_t>(i);
     const std::vector<float> k = document.values(false, layer, 0, 300);
@@ -98,9 +99,9 @@ TEST_CASE("threads encode the layers of one segment at once") {
     return segment->encode_layer(layer, source).ok();
   });
   CHECK(failures == 0);
-  REQUIRE(segment->commit().ok());
+  REQUIRE_OK(segment->commit());
   const auto lease = publisher.finish_with_lease();
-  REQUIRE(lease.ok());
+  REQUIRE_OK(lease);
   CHECK(document.worst_error(*lease) == 0);
 }
 

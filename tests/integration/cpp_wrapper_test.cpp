@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "tests/support/daemon_process.h"
+#include "tests/support/require_ok.h"
 #include "tests/support/synthetic_document.h"
 
 using namespace polykv::client;
@@ -19,13 +20,13 @@ TEST_CASE("a document published with the wrapper is read with the wrapper") {
   const SyntheticDocument document(5000);
   document.publish(producer, "manual");
   const auto lease = reader.acquire("manual");
-  REQUIRE(lease.ok());
+  REQUIRE_OK(lease);
   const DocumentInfo info = lease->info();
   CHECK(info.token_count == 5000);
   CHECK(info.segment_count == 2);  // 4,096 tokens and the rest, unless somebody asks otherwise
   CHECK(*lease->tokens() == document.tokens);
   CHECK(document.worst_error(*lease) == 0);
-  CHECK(lease->verify().ok());
+  CHECK_OK(lease->verify());
   CHECK(lease->layer_view(1, 1)->first_token == 4096);
 }
 
@@ -36,7 +37,7 @@ TEST_CASE("what an owner holds is given back when it goes out of scope") {
   {
     Publisher publisher = document.become_producer(session, "a");
     auto segment = publisher.begin_segment();
-    REQUIRE(segment.ok());
+    REQUIRE_OK(segment);
     CHECK(session.daemon_status()->stored_bytes > 0);
   }
   CHECK(session.daemon_status()->stored_bytes == 0);
@@ -48,7 +49,7 @@ TEST_CASE("what an owner holds is given back when it goes out of scope") {
   }
   CHECK(session.daemon_status()->lease_count == 0);
   Lease released = session.acquire("a").value_or_throw();
-  CHECK(released.release().ok());
+  CHECK_OK(released.release());
   CHECK(session.daemon_status()->lease_count == 0);
 }
 
@@ -74,18 +75,18 @@ TEST_CASE("listing and removing, and an exception of the callback passes through
   const Lease first = SyntheticDocument(100, 1).publish(session, "first");
   const Lease second = SyntheticDocument(100, 2).publish(session, "second");
   int count = 0;
-  REQUIRE(session.list([&](const polykv_document_info&) { return ++count, true; }).ok());
+  REQUIRE_OK(session.list([&](const polykv_document_info&) { return ++count, true; }));
   CHECK(count == 2);
   count = 0;
-  REQUIRE(session.list([&](const polykv_document_info&) { return ++count, false; }).ok());
+  REQUIRE_OK(session.list([&](const polykv_document_info&) { return ++count, false; }));
   CHECK(count == 1);
   CHECK_THROWS_AS(static_cast<void>(session.list([](const polykv_document_info&) -> bool {
                     throw std::out_of_range("mine");
                   })),
                   std::out_of_range);
-  CHECK(session.remove("first").ok());
+  CHECK_OK(session.remove("first"));
   const DocumentInfo info = second.info();
-  CHECK(session.remove(std::span<const uint8_t, 32>(info.digest)).ok());
+  CHECK_OK(session.remove(std::span<const uint8_t, 32>(info.digest)));
   CHECK(session.remove("second").error().status == POLYKV_ERR_NOT_FOUND);
 }
 
@@ -96,12 +97,10 @@ TEST_CASE("a listing longer than a page is whole") {
     SyntheticDocument(10, i).publish(session, std::to_string(i).c_str());
   }
   std::string names;
-  REQUIRE(session
-              .list([&](const polykv_document_info& info) {
-                names += info.names[0];
-                return true;
-              })
-              .ok());
+  REQUIRE_OK(session.list([&](const polykv_document_info& info) {
+    names += info.names[0];
+    return true;
+  }));
   std::sort(names.begin(), names.end());
   CHECK(names == "01234");
 }
@@ -123,6 +122,6 @@ TEST_CASE("the second of two that want to produce waits and gets the document") 
     throw std::runtime_error("the waiter did not get the document");
   });
   document.publish_segment(publisher);
-  CHECK(publisher.finish().ok());
+  CHECK_OK(publisher.finish());
   waiter.join();
 }

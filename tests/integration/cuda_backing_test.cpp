@@ -8,6 +8,7 @@
 #include "polykv/cuda.h"
 #include "tests/support/child_process.h"
 #include "tests/support/cuda_bench.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using namespace polykv::test;
@@ -26,7 +27,7 @@ TEST_CASE("what was published from host memory is in device memory, and reads ba
   CHECK(*lease.tokens() == document.tokens);
   CHECK(bench.device().state()->open_total == 1);  // the probe's: facts and tokens need no GPU
   CHECK(document.worst_error(lease) == 0);
-  CHECK(lease.verify().ok());
+  CHECK_OK(lease.verify());
   CHECK(bench.device().state()->open_total == 5);
   const client::DaemonStatus status = *session.daemon_status();
   CHECK(status.backing == std::string("cuda"));
@@ -43,13 +44,13 @@ TEST_CASE("a producer on the GPU writes the payload itself, and polykvd verifies
   client::Publisher publisher = document.become_producer(session, "a");
   for (const uint64_t first : {0, 300}) {
     client::Segment segment = begin_on_gpu(publisher, 300);
-    REQUIRE(document.encode_all(segment, first, 300).ok());
-    REQUIRE(segment.commit().ok());
+    REQUIRE_OK(document.encode_all(segment, first, 300));
+    REQUIRE_OK(segment.commit());
   }
   const auto lease = publisher.finish_with_lease();
-  REQUIRE(lease.ok());
+  REQUIRE_OK(lease);
   CHECK(document.worst_error(*lease) == 0);
-  CHECK(lease->verify().ok());
+  CHECK_OK(lease->verify());
 }
 
 TEST_CASE("device memory of a removed document is free once nobody holds it") {
@@ -59,12 +60,12 @@ TEST_CASE("device memory of a removed document is free once nobody holds it") {
   const SyntheticDocument document(300);
   client::Lease lease = document.publish(session, "a");
   CHECK(document.worst_error(lease) == 0);
-  REQUIRE(session.remove("a").ok());
+  REQUIRE_OK(session.remove("a"));
   // Still held, and readable.
   CHECK(session.daemon_status()->retiring_bytes == device::kGranularityBytes);
   CHECK(bench.device().state()->live_count() == 1);
-  CHECK(lease.verify().ok());
-  REQUIRE(lease.release().ok());
+  CHECK_OK(lease.verify());
+  REQUIRE_OK(lease.release());
   CHECK(session.daemon_status()->retiring_bytes == 0);
   // Freed by the device's thread, which the next allocation comes after.
   const SyntheticDocument other(300, 2);
@@ -83,7 +84,7 @@ TEST_CASE("views tell where a layer is in device memory, and the bytes are the s
     for (uint32_t layer = 0; layer < 2; ++layer) {
       const polykv_cuda_layer_view on_gpu = cuda_view(lease, segment, layer);
       const auto on_host = lease.layer_view(segment, layer);
-      REQUIRE(on_host.ok());
+      REQUIRE_OK(on_host);
       CHECK(on_gpu.first_token == on_host->first_token);
       CHECK(on_gpu.token_count == on_host->token_count);
       CHECK(on_gpu.profile == on_host->profile);
@@ -107,12 +108,12 @@ TEST_CASE("row 26: a segment is opened once in a process, however many leases th
   const client::Lease first = document.publish(session, "a");
   client::Session other_session = connect_to(daemon.socket_path());
   auto second = other_session.acquire("a");
-  REQUIRE(second.ok());
+  REQUIRE_OK(second);
   const polykv_cuda_layer_view view = cuda_view(first, 0, 0);
   const uint64_t opened = bench.device().state()->open_total;
   CHECK(cuda_view(*second, 0, 0).payload == view.payload);
   CHECK(bench.device().state()->open_total == opened);
-  REQUIRE(second->release().ok());
+  REQUIRE_OK(second->release());
   CHECK(document.worst_error(first) == 0);  // still open
 }
 
@@ -130,17 +131,17 @@ TEST_CASE("a lease on device memory takes host memory for what is read on the ho
     for (int i = 0; i < 6; ++i) file >> pages;
     return pages * ::sysconf(_SC_PAGESIZE);
   };
-  CHECK(published.verify().ok());  // what the kernels' emulation keeps is there then
+  CHECK_OK(published.verify());  // what the kernels' emulation keeps is there then
   const int64_t before = private_bytes();
   const auto lease = session.acquire("a");
-  REQUIRE(lease.ok());
+  REQUIRE_OK(lease);
   cuda_view(*lease, 0, 0);
-  CHECK(lease->verify().ok());
+  CHECK_OK(lease->verify());
   const auto stored = static_cast<int64_t>(lease->info().stored_bytes);
   REQUIRE(stored >= int64_t{10} << 20);
   CHECK(private_bytes() - before < stored / 10);
-  REQUIRE(lease->layer_view(0, 1).ok());
-  REQUIRE(lease->layer_view(1, 1).ok());
+  REQUIRE_OK(lease->layer_view(0, 1));
+  REQUIRE_OK(lease->layer_view(1, 1));
   CHECK(private_bytes() - before > stored / 5);
   CHECK(document.worst_error(*lease) == 0);
 }

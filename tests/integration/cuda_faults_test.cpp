@@ -5,6 +5,7 @@
 
 #include "tests/support/cuda_bench.h"
 #include "tests/support/raw_client.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using namespace polykv::test;
@@ -178,7 +179,7 @@ TEST_CASE("row 37: a payload that has not arrived in device memory is not commit
           (has_arrived ? POLYKV_OK : POLYKV_ERR_CORRUPT));
   }
   client::Session session = connect_to(daemon.socket_path());
-  CHECK(session.acquire("a")->verify().ok());
+  CHECK_OK(session.acquire("a")->verify());
 }
 
 TEST_CASE("row 31: device memory that is short is told with needed and free, and others go on") {
@@ -202,11 +203,11 @@ TEST_CASE("row 31: device memory that is short is told with needed and free, and
   CHECK(contains(refused.error().message, "2097152 bytes needed"));
   CHECK(contains(refused.error().message, "1048576 free of device memory of Emulated GPU 0"));
   CHECK(document.worst_error(lease) == 0);
-  CHECK(lease.verify().ok());
+  CHECK_OK(lease.verify());
   // The ticket is still good.
   leave_free(uint64_t{10} << 20);
   other.publish_segment(publisher, 300);
-  CHECK(publisher.finish().ok());
+  CHECK_OK(publisher.finish());
 }
 
 TEST_CASE("row 41: host memory that a segment needs on its way to the GPU is asked for as well") {
@@ -225,8 +226,8 @@ TEST_CASE("row 41: host memory that a segment needs on its way to the GPU is ask
   CHECK(bench.device().state()->live_count() == 0);
   // One that writes to device memory itself needs next to none of the host's.
   client::Segment segment = begin_on_gpu(publisher, 300);
-  REQUIRE(document.encode_all(segment, 0, 300).ok());
-  CHECK(segment.commit().ok());
+  REQUIRE_OK(document.encode_all(segment, 0, 300));
+  CHECK_OK(segment.commit());
 }
 
 TEST_CASE("row 31: an idle document goes before device memory is refused") {
@@ -243,7 +244,7 @@ TEST_CASE("row 31: an idle document goes before device memory is refused") {
   for (uint32_t seed = 1; seed <= 3; ++seed)
     SyntheticDocument(300, seed).publish(session, std::to_string(seed).c_str());
   CHECK(code_of(session.acquire("1")) == POLYKV_ERR_NOT_FOUND);
-  CHECK(session.acquire("3").ok());
+  CHECK_OK(session.acquire("3"));
   CHECK(session.daemon_status()->evicted_documents_total == 1);
   CHECK(bench.device().state()->live_count() == 2);
 }
@@ -313,14 +314,14 @@ TEST_CASE("row 36: verify finds what a process wrote to a segment that it had op
   const SyntheticDocument document(600);
   const client::Lease lease = document.publish(session, "a", 300);
   const uint64_t second_segment = bench.device().state()->next_id - 1;
-  CHECK(lease.verify().ok());
+  CHECK_OK(lease.verify());
   bench.device().damage(second_segment, 100);
   const auto verified = lease.verify();
   CHECK(code_of(verified) == POLYKV_ERR_CORRUPT);
   CHECK(contains(verified.error().message, "segment 1"));
   CHECK(contains(verified.error().message, "layer 0"));
   bench.device().damage(second_segment, 100);  // back
-  CHECK(lease.verify().ok());
+  CHECK_OK(lease.verify());
 }
 
 TEST_CASE("row 37: memory is closed after the streams that read it, named or not") {
@@ -337,11 +338,11 @@ TEST_CASE("row 37: memory is closed after the streams that read it, named or not
     polykv_cuda_layer_view_init(&view);
     REQUIRE(polykv_cuda_lease_layer_view(lease, 0, 0, -1, &view) == POLYKV_OK);
     const auto stream = runtime_here().create_stream();
-    REQUIRE(stream.is_ok());
+    REQUIRE_OK(stream);
     keep_busy(*stream, view.payload);
     void* const streams[] = {*stream};
     CHECK(release(lease, streams) == POLYKV_OK);
-    CHECK(runtime_here().destroy_stream(*stream).is_ok());
+    CHECK_OK(runtime_here().destroy_stream(*stream));
   };
   {
     // It is open for another lease as well, and not closed: a stream that is named is waited for all the same.
@@ -350,7 +351,7 @@ TEST_CASE("row 37: memory is closed after the streams that read it, named or not
     release_while_busy([&](polykv_lease* lease, void* const* streams) {
       const polykv_status released = polykv_cuda_lease_release(lease, streams, 1);
       uint8_t byte = 0;
-      CHECK(runtime_here().copy_to_host(&byte, view.payload, 1).is_ok());
+      CHECK_OK(runtime_here().copy_to_host(&byte, view.payload, 1));
       return released;
     });
   }
@@ -373,5 +374,5 @@ TEST_CASE("a client that speaks protocol version 1 may publish, and is told why 
   CHECK(refused.code() == POLYKV_ERR_VERSION);
   CHECK(contains(refused.message(), "version 2"));
   client::Session session = connect_to(daemon.socket_path());
-  CHECK(session.acquire("a")->verify().ok());
+  CHECK_OK(session.acquire("a")->verify());
 }

@@ -5,6 +5,7 @@
 
 #include "polykv/cuda.h"
 #include "tests/support/cuda_bench.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using namespace polykv::test;
@@ -33,7 +34,7 @@ double difference(const std::vector<float>& got, const std::vector<float>& want)
 
 std::vector<float> copy_back(const DeviceBuffer& buffer, size_t count) {
   std::vector<float> values(count);
-  REQUIRE(runtime_here().copy_to_host(values.data(), buffer.get(), count * sizeof(float)).is_ok());
+  REQUIRE_OK(runtime_here().copy_to_host(values.data(), buffer.get(), count * sizeof(float)));
   return values;
 }
 
@@ -95,8 +96,8 @@ void compare_attention(const CudaBench& bench, const client::Lease& lease, uint6
   const DeviceBuffer output(bench, want.size() * sizeof(float));
   const DeviceBuffer sums(bench, want_sums.size() * sizeof(float));
   device::Runtime& runtime = runtime_here();
-  REQUIRE(runtime.copy_to_device(device_q.get(), q.data(), q.size() * sizeof(float)).is_ok());
-  REQUIRE(runtime.copy_to_device(device_starts.get(), starts.data(), starts.size() * 8).is_ok());
+  REQUIRE_OK(runtime.copy_to_device(device_q.get(), q.data(), q.size() * sizeof(float)));
+  REQUIRE_OK(runtime.copy_to_device(device_starts.get(), starts.data(), starts.size() * 8));
   options.q = device_q.get();
   options.query_first_tokens = static_cast<const uint64_t*>(device_starts.get());
   options.output = output.get();
@@ -166,7 +167,7 @@ namespace {
 
 client::Segment begin_on_host(client::Publisher& publisher, uint64_t token_count) {
   auto segment = publisher.begin_segment(token_count);
-  REQUIRE(segment.ok());
+  REQUIRE_OK(segment);
   return std::move(*segment);
 }
 
@@ -183,8 +184,8 @@ void encode_by_kernels(const CudaBench& bench, const SyntheticDocument& document
     const std::vector<float> v = document.values(true, layer, first, count);
     const DeviceBuffer device_k(bench, k.size() * sizeof(float));
     const DeviceBuffer device_v(bench, v.size() * sizeof(float));
-    REQUIRE(runtime.copy_to_device(device_k.get(), k.data(), k.size() * sizeof(float)).is_ok());
-    REQUIRE(runtime.copy_to_device(device_v.get(), v.data(), v.size() * sizeof(float)).is_ok());
+    REQUIRE_OK(runtime.copy_to_device(device_k.get(), k.data(), k.size() * sizeof(float)));
+    REQUIRE_OK(runtime.copy_to_device(device_v.get(), v.data(), v.size() * sizeof(float)));
     polykv_kv_source source;
     polykv_kv_source_init(&source);
     source.dtype = POLYKV_F32;
@@ -224,11 +225,11 @@ TEST_CASE(
       encode_by_kernels(bench, document, segment.get(), first, count, backing == "cuda" ? -1 : 0);
       const auto committed = segment.commit();
       INFO(polykv_last_error());
-      REQUIRE(committed.ok());
+      REQUIRE_OK(committed);
     }
     const auto lease = publisher.finish_with_lease();
-    REQUIRE(lease.ok());
-    CHECK(lease->verify().ok());
+    REQUIRE_OK(lease);
+    CHECK_OK(lease->verify());
     // As good as what the CPU encodes of the same values.
     SyntheticDocument twin(150, 1000 + static_cast<uint32_t>(profile));
     twin.profile = profile;
@@ -254,11 +255,11 @@ TEST_CASE(
     client::Segment segment =
         backing == "cuda" ? begin_on_gpu(publisher, count) : begin_on_host(publisher, count);
     encode_by_kernels(bench, document, segment.get(), first, count, backing == "cuda" ? -1 : 0);
-    REQUIRE(segment.commit().ok());
+    REQUIRE_OK(segment.commit());
   }
   const auto lease = publisher.finish_with_lease();
-  REQUIRE(lease.ok());
-  CHECK(lease->verify().ok());
+  REQUIRE_OK(lease);
+  CHECK_OK(lease->verify());
   uint64_t staging_bytes = 0;
   if (backing == "memfd")
     REQUIRE(polykv_cuda_lease_staging_bytes(lease->get(), &staging_bytes) == POLYKV_OK);
@@ -282,16 +283,16 @@ TEST_CASE("row 37: what was queued on a stream is done before and after a layer 
   client::Publisher publisher = document.become_producer(session, "a");
   client::Segment segment = begin_on_host(publisher, 70);
   device::Runtime& runtime = runtime_here();
-  REQUIRE(runtime.use_device(0).is_ok());
+  REQUIRE_OK(runtime.use_device(0));
   const auto stream = runtime.create_stream();
-  REQUIRE(stream.is_ok());
+  REQUIRE_OK(stream);
   // The workspace, which the payload is made in, is what the stream is busy with: at first by the caller's work.
   encode_by_kernels(bench, document, segment.get(), 0, 70, 0, *stream);
-  REQUIRE(segment.commit().ok());
+  REQUIRE_OK(segment.commit());
   const auto lease = publisher.finish_with_lease();
-  REQUIRE(lease.ok());
-  CHECK(lease->verify().ok());
-  CHECK(runtime.destroy_stream(*stream).is_ok());
+  REQUIRE_OK(lease);
+  CHECK_OK(lease->verify());
+  CHECK_OK(runtime.destroy_stream(*stream));
   // ~CudaBench: nothing was touched while the stream was busy with it.
 }
 
@@ -310,8 +311,8 @@ TEST_CASE(
   const DeviceBuffer device_k(bench, k.size() * sizeof(float));
   const DeviceBuffer device_v(bench, v.size() * sizeof(float));
   device::Runtime& runtime = runtime_here();
-  REQUIRE(runtime.copy_to_device(device_k.get(), k.data(), k.size() * sizeof(float)).is_ok());
-  REQUIRE(runtime.copy_to_device(device_v.get(), v.data(), v.size() * sizeof(float)).is_ok());
+  REQUIRE_OK(runtime.copy_to_device(device_k.get(), k.data(), k.size() * sizeof(float)));
+  REQUIRE_OK(runtime.copy_to_device(device_v.get(), v.data(), v.size() * sizeof(float)));
   polykv_kv_source source;
   polykv_kv_source_init(&source);
   source.dtype = POLYKV_F32;
@@ -338,8 +339,8 @@ TEST_CASE(
   source.k = nullptr;
   CHECK(encode() == POLYKV_ERR_INVALID_ARGUMENT);
   encode_by_kernels(bench, document, segment.get(), 0, 70, -1);
-  REQUIRE(segment.commit().ok());
-  CHECK(publisher.finish().ok());
+  REQUIRE_OK(segment.commit());
+  CHECK_OK(publisher.finish());
 }
 
 TEST_CASE("what cannot be read on the GPU is refused as on the CPU, and nothing is written") {

@@ -8,6 +8,7 @@
 #include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/raw_client.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using namespace polykv::test;
@@ -261,7 +262,7 @@ TEST_CASE("a killed daemon hangs up, and what was mapped stays readable", "[memf
       take(Mapping::map(leased.fds[0].get(), leased.sizes_bytes[0], MapAccess::read_only));
   daemon.kill();
   CHECK(client.is_closed_by_daemon());
-  CHECK(take(SegmentView::open(mapping.bytes())).verify_checksums().is_ok());
+  CHECK_OK(take(SegmentView::open(mapping.bytes())).verify_checksums());
 }
 
 TEST_CASE("a handle of an earlier daemon is stale in the next one") {

@@ -4,6 +4,7 @@
 
 #include "tests/support/daemon_process.h"
 #include "tests/support/raw_client.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using namespace polykv::test;
@@ -284,7 +285,7 @@ TEST_CASE("an extension begins at the very end of what it extends") {
   for (size_t i = 0; i < reader.fds.size(); ++i) {
     const Mapping mapping =
         take(Mapping::map(reader.fds[i].get(), reader.sizes_bytes[i], MapAccess::read_only));
-    CHECK(take(SegmentView::open(mapping.bytes())).verify_checksums().is_ok());
+    CHECK_OK(take(SegmentView::open(mapping.bytes())).verify_checksums());
   }
 }
 

@@ -6,6 +6,7 @@
 #include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/raw_client.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using namespace polykv::test;
@@ -201,7 +202,7 @@ TEST_CASE("a client that does not read its replies is dropped, others are served
   bool was_dropped = false;
   for (int i = 0; i < 100'000 && !was_dropped; ++i) {
     const auto sent = packet_send(deaf.socket(), list_packet());
-    REQUIRE(sent.is_ok());
+    REQUIRE_OK(sent);
     was_dropped = *sent == SocketResult::closed;
   }
   CHECK(was_dropped);

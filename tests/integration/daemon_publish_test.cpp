@@ -5,6 +5,7 @@
 
 #include "tests/support/daemon_process.h"
 #include "tests/support/raw_client.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using namespace polykv::test;
@@ -29,7 +30,7 @@ TEST_CASE("a published document is found by name, by digest and by tokens, and r
       const Mapping mapping =
           take(Mapping::map(leased.fds[i].get(), leased.sizes_bytes[i], MapAccess::read_only));
       const SegmentView view = take(SegmentView::open(mapping.bytes()));
-      CHECK(view.verify_checksums().is_ok());
+      CHECK_OK(view.verify_checksums());
       CHECK(view.first_token() == next_token);
       next_token += view.token_count();
     }

@@ -6,6 +6,7 @@
 #include "tests/support/child_process.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/raw_client.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using namespace polykv::test;
@@ -70,7 +71,7 @@ TEST_CASE("a socket that somebody else serves, and a file that is no socket, are
     const DaemonRun run = run_daemon({"--socket", path});
     CHECK(run.status.code == POLYKV_ERR_ALREADY_EXISTS);
     CHECK(contains(run.output, "somebody accepts connections there"));
-    CHECK(packet_connect(path).is_ok());
+    CHECK_OK(packet_connect(path));
   }
   SECTION("a regular file") {
     folder.write("other.sock", "precious");

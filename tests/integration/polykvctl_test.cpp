@@ -8,6 +8,7 @@
 #include "common/result.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/gguf_builder.h"
+#include "tests/support/require_ok.h"
 #include "tests/support/run_program.h"
 #include "tests/support/synthetic_document.h"
 
@@ -179,9 +180,9 @@ TEST_CASE("show tells a document's certificate and its layers' profiles, and ls 
   document.layers = {{1, 64, 64, 0}, {1, 20, 20, 0}};
   document.profile = POLYKV_PROFILE_AUTO;
   client::Publisher publisher = document.become_producer(session, "judged");
-  REQUIRE(document.examine_all(publisher, 300).ok());
+  REQUIRE_OK(document.examine_all(publisher, 300));
   document.publish_segment(publisher, 300);
-  REQUIRE(publisher.finish().ok());
+  REQUIRE_OK(publisher.finish());
 
   const Json shown = tool.json({"show", "judged"})["document"];
   CHECK(shown["profile"] == "auto");
@@ -250,7 +251,7 @@ TEST_CASE("ls, show, verify, status and rm tell about a published document") {
   CHECK(status["tokens_committed_total"] == 600);
   CHECK(contains(tool({"status"}).output, "1 in 2 segments"));
 
-  REQUIRE(lease.release().ok());
+  REQUIRE_OK(lease.release());
   CHECK(tool.json({"rm", "a manual"})["removed"] == "a manual");
   CHECK(tool.json({"ls"})["documents"].empty());
   CHECK(tool.json({"status"})["daemon"]["stored_bytes"] == 0);

@@ -11,6 +11,7 @@
 #include "tests/support/gpu_sharing.h"
 #include "tests/support/ingest_bench.h"
 #include "tests/support/relative_error.h"
+#include "tests/support/require_ok.h"
 #include "tests/support/run_program.h"
 
 using namespace polykv;
@@ -122,7 +123,7 @@ std::vector<float> decoded(const lib::Lease& lease, uint32_t layer) {
   request.token_count = document.token_count;
   request.k = values.data();
   request.v = values.data() + half;
-  REQUIRE(lease.decode(layer, request).is_ok());
+  REQUIRE_OK(lease.decode(layer, request));
   return values;
 }
 
@@ -150,7 +151,7 @@ double tolerance(Profile profile) {
 }
 
 void compare(const lib::Lease& ours, const lib::Lease& expected) {
-  CHECK(ours.verify().is_ok());
+  CHECK_OK(ours.verify());
   CHECK(ours.document().digest == expected.document().digest);
   CHECK(ours.document().segment_count == expected.document().segment_count);
   const double off = difference(ours, expected);

@@ -15,6 +15,7 @@
 #include "tests/support/gguf_builder.h"
 #include "tests/support/ingest_bench.h"
 #include "tests/support/model.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using namespace polykv::test;
@@ -67,13 +68,13 @@ uint64_t prefilled(const IngestBench& bench) {
 double difference_from_one_prefill(const IngestBench& bench, const lib::Lease& lease) {
   const uint64_t count = lease.document().token_count;
   std::vector<uint32_t> ids(count);
-  REQUIRE(lease.copy_tokens(0, count, ids.data()).is_ok());
+  REQUIRE_OK(lease.copy_tokens(0, count, ids.data()));
   const UniqueFd file = bench.open_model();
   const Model model = must(Model::open(file.get(), "model"));
   set_thread_count(2);
   Transformer transformer(std::make_shared<const Weights>(must(Weights::load(model, 2))));
   KvCache cache = must(KvCache::create(model.config(), static_cast<uint32_t>(count)));
-  REQUIRE(transformer.forward(ids, cache, {}).is_ok());
+  REQUIRE_OK(transformer.forward(ids, cache, {}));
   const uint32_t dim = cache.head_dim();
   const size_t head_floats = count * dim;
   std::vector<float> k(head_floats * cache.kv_head_count());
@@ -85,7 +86,7 @@ double difference_from_one_prefill(const IngestBench& bench, const lib::Lease& l
   decode.k_strides = decode.v_strides = {static_cast<int64_t>(head_floats), dim, 1};
   double worst = 0;
   for (uint32_t layer = 0; layer < cache.layer_count(); ++layer) {
-    REQUIRE(lease.decode(layer, decode).is_ok());
+    REQUIRE_OK(lease.decode(layer, decode));
     for (const auto& [got, whole] :
          {std::pair(&k, cache.k(layer)), std::pair(&v, cache.v(layer))}) {
       double difference = 0;
@@ -123,7 +124,7 @@ std::string message_of(const IngestResult& result) {
 
 TEST_CASE("a text that begins like another is computed from there on, and exactly the same") {
   const Bench bench;
-  REQUIRE(bench.ingest(exact(), text_of(5000)).is_ok());
+  REQUIRE_OK(bench.ingest(exact(), text_of(5000)));
   CHECK(prefilled(bench) == 5000);
   const IngestResult second = bench.ingest(exact(), text_of(5200, 4500, 1));
   REQUIRE(message_of(second) == "");
@@ -131,16 +132,16 @@ TEST_CASE("a text that begins like another is computed from there on, and exactl
   CHECK((*second)->document().prefix_treatment == PrefixTreatment::decoded);
   CHECK((*second)->document().shared_bytes > 0);
   CHECK(difference_from_one_prefill(bench, **second) <= 1e-4);
-  CHECK((*second)->verify().is_ok());
+  CHECK_OK((*second)->verify());
   // A beginning of it is there already.
-  REQUIRE(bench.ingest(exact("begin"), text_of(4400)).is_ok());
+  REQUIRE_OK(bench.ingest(exact("begin"), text_of(4400)));
   CHECK(prefilled(bench) == 5000 + 5200 - 4352);
 }
 
 TEST_CASE("what attends to a decoded prefix differs from what attends to a recomputed one") {
   const bool recompute = GENERATE(false, true);
   const Bench bench;
-  REQUIRE(bench.ingest(text_of(3000)).is_ok());
+  REQUIRE_OK(bench.ingest(text_of(3000)));
   lib::IngestRequest request;
   request.recompute_prefix = recompute;
   const IngestResult second = bench.ingest(request, text_of(3000, 2600, 1));
@@ -188,21 +189,21 @@ TEST_CASE("a document is extended without its worker, its readers or its segment
   }
   CHECK((*longest)->document().segment_count == 3);
   CHECK(difference_from_one_prefill(bench, **longest) <= 1e-4);
-  CHECK((*first)->verify().is_ok());
+  CHECK_OK((*first)->verify());
   CHECK((*first)->document().token_count == 3000);
   CHECK(difference_from_one_prefill(bench, **first) <= 1e-4);
   // The longer text's own tokens find it.
   std::vector<uint32_t> ids(expected);
-  REQUIRE((*longest)->copy_tokens(0, expected, ids.data()).is_ok());
+  REQUIRE_OK((*longest)->copy_tokens(0, expected, ids.data()));
   lib::AcquireRequest by_tokens;
   by_tokens.model = &(*longest)->document().identity;
   by_tokens.tokens = ids;
-  CHECK(lib::acquire(bench.connect(), by_tokens).is_ok());
+  CHECK_OK(lib::acquire(bench.connect(), by_tokens));
 }
 
 TEST_CASE("of two extensions at the same time one is told that the name has moved") {
   const Bench bench;
-  REQUIRE(bench.ingest(exact("log"), text_of(3000)).is_ok());
+  REQUIRE_OK(bench.ingest(exact("log"), text_of(3000)));
   std::vector<Status> results(2);
   std::vector<std::thread> agents;
   for (int i = 0; i < 2; ++i) {
@@ -223,7 +224,7 @@ TEST_CASE("of two extensions at the same time one is told that the name has move
   lib::AcquireRequest by_name;
   by_name.name = "log";
   const auto log = lib::acquire(bench.connect(), by_name);
-  REQUIRE(log.is_ok());
+  REQUIRE_OK(log);
   CHECK(log->lease->document().token_count == 3000 + 100 * (2 - refused));
   CHECK(bench.status().lease_count <= 1);
 }
@@ -245,7 +246,7 @@ TEST_CASE("a worker that was killed after a segment costs only the rest") {
   CHECK(bench.ingest(request, text_of(12'000)).status().code() == POLYKV_ERR_WORKER);
   const uint64_t before = prefilled(bench);
   CHECK(before >= 4096);
-  REQUIRE(bench.ingest(exact(), text_of(12'000)).is_ok());
+  REQUIRE_OK(bench.ingest(exact(), text_of(12'000)));
   const uint64_t rest = prefilled(bench) - before;
   CHECK(rest <= 12'000 - 4096);
   CHECK(rest % 4096 == 12'000 % 4096);
@@ -253,11 +254,11 @@ TEST_CASE("a worker that was killed after a segment costs only the rest") {
 
 TEST_CASE("what cannot be extended is refused, and says why") {
   const Bench bench;
-  REQUIRE(bench.ingest(exact("exact"), text_of(300)).is_ok());
+  REQUIRE_OK(bench.ingest(exact("exact"), text_of(300)));
   lib::IngestRequest paper;
   paper.name = "paper";
   paper.profile = Profile::paper_k8v3;
-  REQUIRE(bench.ingest(paper, text_of(300)).is_ok());
+  REQUIRE_OK(bench.ingest(paper, text_of(300)));
   const auto refused = [&](lib::IngestRequest request, const std::string& text, polykv_status code,
                            const std::string& with) {
     const IngestResult result = bench.ingest(std::move(request), text);
@@ -298,7 +299,7 @@ TEST_CASE("GPL-3 by SmolLM2, extended four times, is what one prefill of the who
   REQUIRE((*first)->document().token_count == 7639);
   IngestResult longest = Status(POLYKV_ERR_INTERNAL, "not run");
   std::vector<uint32_t> hundred(100);
-  REQUIRE((*first)->copy_tokens(1000, 100, hundred.data()).is_ok());
+  REQUIRE_OK((*first)->copy_tokens(1000, 100, hundred.data()));
   for (int i = 1; i <= 4; ++i) {
     bench.wait_until_no_worker();
     lib::IngestRequest request = extending("gpl");
@@ -310,6 +311,6 @@ TEST_CASE("GPL-3 by SmolLM2, extended four times, is what one prefill of the who
     CHECK(prefilled(bench) == 7639U + 100U * static_cast<unsigned>(i));
   }
   CHECK((*longest)->document().token_count == 8039);
-  CHECK((*first)->verify().is_ok());
+  CHECK_OK((*first)->verify());
   CHECK(difference_from_one_prefill(bench, **longest) <= 1e-4);
 }

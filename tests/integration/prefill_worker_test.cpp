@@ -16,6 +16,7 @@
 #include "kernels/certificate.h"
 #include "tests/support/gguf_builder.h"
 #include "tests/support/ingest_bench.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using namespace polykv::test;
@@ -65,7 +66,7 @@ std::string message_of(const IngestResult& result) {
 
 std::vector<uint32_t> tokens_of(const lib::Lease& lease) {
   std::vector<uint32_t> ids(lease.document().token_count);
-  REQUIRE(lease.copy_tokens(0, ids.size(), ids.data()).is_ok());
+  REQUIRE_OK(lease.copy_tokens(0, ids.size(), ids.data()));
   return ids;
 }
 
@@ -141,11 +142,10 @@ TEST_CASE("a document's K and V are those of the model, in every profile") {
     request.profile = profile;
     const IngestResult lease = bench.ingest(request, text_of(kTokens));
     REQUIRE(message_of(lease) == "");
-    CHECK((*lease)->verify().is_ok());
+    CHECK_OK((*lease)->verify());
     CHECK((*lease)->document().segment_count == segment_count);
     REQUIRE((*lease)->document().token_count == kTokens);
-    if (cache.token_count() == 0)
-      REQUIRE(transformer.forward(tokens_of(**lease), cache, {}).is_ok());
+    if (cache.token_count() == 0) REQUIRE_OK(transformer.forward(tokens_of(**lease), cache, {}));
     for (uint32_t layer = 0; layer < 2; ++layer) {
       // The second kv_head, across the boundary between segments.
       const LayerGeometry& geometry = (*lease)->document().identity.layers[layer];
@@ -157,7 +157,7 @@ TEST_CASE("a document's K and V are those of the model, in every profile") {
       decode.k = k.data();
       decode.v = v.data();
       decode.k_strides = decode.v_strides = {1000 * geometry.k_head_dim, geometry.k_head_dim, 1};
-      REQUIRE((*lease)->decode(layer, decode).is_ok());
+      REQUIRE_OK((*lease)->decode(layer, decode));
       const size_t half = k.size() / 2;
       const std::vector<float> k_head(k.begin() + static_cast<ptrdiff_t>(half), k.end());
       const std::vector<float> v_head(v.begin() + static_cast<ptrdiff_t>(half), v.end());
@@ -180,7 +180,7 @@ TEST_CASE("a worker certifies what it encodes, and auto keeps every layer within
     // A segment of 4,096 tokens, and one that is shorter than the queries that are kept.
     const IngestResult lease = bench.ingest(request, text_of(4100));
     REQUIRE(message_of(lease) == "");
-    CHECK((*lease)->verify().is_ok());
+    CHECK_OK((*lease)->verify());
     const lib::DocumentRecord& document = (*lease)->document();
     CHECK(document.profile == profile);
     REQUIRE(document.segment_count == 2);
@@ -307,7 +307,7 @@ TEST_CASE("a worker that is killed while it prefills fails its caller alone") {
   const IngestResult lost = bench.ingest(request_with_signal(bench, SIGKILL), text_of(20000));
   CHECK(lost.status().code() == POLYKV_ERR_WORKER);
   CHECK(contains(message_of(lost), "signal 9"));
-  CHECK((*kept)->verify().is_ok());
+  CHECK_OK((*kept)->verify());
   CHECK(message_of(bench.ingest({}, "next", other)) == "");
 }
 

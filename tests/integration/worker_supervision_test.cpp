@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tests/support/ingest_bench.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using namespace polykv::test;
@@ -50,13 +51,13 @@ TEST_CASE("a text is computed by a worker and can be read, in every profile") {
   CHECK(document.profile == profile);
   CHECK(document.names == std::vector<std::string>{"x"});
   CHECK(document.segment_count == (profile == Profile::paper_k8v3 ? 1 : 2));
-  CHECK((*lease)->verify().is_ok());
+  CHECK_OK((*lease)->verify());
   std::vector<float> k(2 * 16);
   lib::DecodeRequest decode;
   decode.first_token = 4999;
   decode.token_count = 1;
   decode.k = k.data();
-  REQUIRE((*lease)->decode(0, decode).is_ok());
+  REQUIRE_OK((*lease)->decode(0, decode));
   CHECK(k[7] == Approx(float{'x'}).epsilon(0.01));
   CHECK(bench.status().tokens_prefilled_total == 5000);
 }
@@ -73,7 +74,7 @@ TEST_CASE("progress tells the phases in order and the tokens as they grow") {
     tokens_done = progress.tokens_done;
     return true;
   };
-  REQUIRE(bench.ingest(request, std::string(100, 'x')).is_ok());
+  REQUIRE_OK(bench.ingest(request, std::string(100, 'x')));
   CHECK(grows);
   CHECK(tokens_done == 100);
   REQUIRE(!phases.empty());
@@ -82,8 +83,8 @@ TEST_CASE("progress tells the phases in order and the tokens as they grow") {
 
 TEST_CASE("a document that is there is not computed again") {
   const Bench bench;
-  REQUIRE(bench.ingest("the same").is_ok());
-  REQUIRE(bench.ingest("the same").is_ok());
+  REQUIRE_OK(bench.ingest("the same"));
+  REQUIRE_OK(bench.ingest("the same"));
   CHECK(bench.status().tokens_prefilled_total == 8);
   CHECK(bench.status().document_count == 1);
   CHECK(bench.status().lease_count == 0);  // nor does the worker keep what it found
@@ -105,13 +106,13 @@ TEST_CASE("a worker that is killed fails its caller alone, and the next ingest w
   const Bench bench;
   const auto other = bench.connect();
   const auto kept = bench.ingest({}, "kept", other);
-  REQUIRE(kept.is_ok());
+  REQUIRE_OK(kept);
   const auto lost = bench.ingest("crash");
   CHECK(lost.status().code() == POLYKV_ERR_WORKER);
   CHECK(contains(message_of(lost), "signal 9"));
-  CHECK((*kept)->verify().is_ok());
-  CHECK(lib::list_documents(*other, [](const lib::DocumentRecord&) { return true; }).is_ok());
-  CHECK(bench.ingest({}, "next", other).is_ok());
+  CHECK_OK((*kept)->verify());
+  CHECK_OK(lib::list_documents(*other, [](const lib::DocumentRecord&) { return true; }));
+  CHECK_OK(bench.ingest({}, "next", other));
 }
 
 TEST_CASE("jobs that wait behind one that its worker does not survive go to another worker") {
@@ -150,7 +151,7 @@ TEST_CASE("a worker that dies before it is ready is an error that says how") {
   CHECK(lost.status().code() == POLYKV_ERR_WORKER);
   CHECK(contains(message_of(lost), "exited with status 7"));
   bench.change_model("a good model now");
-  CHECK(bench.ingest("text").is_ok());
+  CHECK_OK(bench.ingest("text"));
 }
 
 TEST_CASE("a model that is no good is an error in the worker's own words") {
@@ -165,21 +166,21 @@ TEST_CASE("a worker that is stopped loses its ticket and its process, and the ne
   const auto lost = bench.ingest("stall");
   CHECK(lost.status().code() == POLYKV_ERR_PRODUCER_LOST);
   bench.wait_until_no_worker();
-  CHECK(bench.ingest("next").is_ok());
+  CHECK_OK(bench.ingest("next"));
   CHECK(bench.status().stored_bytes > 0);
 }
 
 TEST_CASE("an idle worker goes, and comes back when it is needed") {
   const Bench bench(kIdleSoon);
-  REQUIRE(bench.ingest("first").is_ok());
+  REQUIRE_OK(bench.ingest("first"));
   bench.wait_until_no_worker();
-  REQUIRE(bench.ingest("second").is_ok());
+  REQUIRE_OK(bench.ingest("second"));
   CHECK(bench.status().tokens_prefilled_total == 11);
 }
 
 TEST_CASE("a worker that has nothing to do but is not idle for long stays") {
   const Bench bench;
-  REQUIRE(bench.ingest("first").is_ok());
+  REQUIRE_OK(bench.ingest("first"));
   CHECK(bench.status().worker_count == 1);
 }
 
@@ -190,7 +191,7 @@ TEST_CASE("an ingest can be cancelled, and its worker goes on with the next") {
     return progress.phase != POLYKV_INGEST_PREFILLING;
   };
   CHECK(bench.ingest(request, "wait").status().code() == POLYKV_ERR_CANCELLED);
-  CHECK(bench.ingest("next").is_ok());
+  CHECK_OK(bench.ingest("next"));
   CHECK(bench.status().worker_count == 1);
 }
 
@@ -203,7 +204,7 @@ TEST_CASE("a caller that goes away leaves its worker to others") {
     return true;
   };
   CHECK_FALSE(bench.ingest(request, "wait", session).is_ok());
-  CHECK(bench.ingest("next").is_ok());
+  CHECK_OK(bench.ingest("next"));
 }
 
 TEST_CASE("what a worker refuses is the caller's error, and the worker stays") {
@@ -216,7 +217,7 @@ TEST_CASE("what a worker refuses is the caller's error, and the worker stays") {
 TEST_CASE("a model is fingerprinted once, and again when its file has changed") {
   const Bench bench(kIdleSoon);
   const auto ingest_and_wait = [&] {
-    REQUIRE(bench.ingest("text").is_ok());
+    REQUIRE_OK(bench.ingest("text"));
     bench.wait_until_no_worker();
     return bench.status();
   };
@@ -235,14 +236,14 @@ TEST_CASE("a model is fingerprinted once, and again when its file has changed") 
 
 TEST_CASE("a document is found by model file and tokens") {
   const Bench bench;
-  REQUIRE(bench.ingest("abc").is_ok());
+  REQUIRE_OK(bench.ingest("abc"));
   const std::vector<uint32_t> ids = {'a', 'b', 'c'};
   const UniqueFd model = bench.open_model();
   lib::AcquireRequest request;
   request.model_fd = model.get();
   request.tokens = ids;
   auto found = lib::acquire(bench.connect(), request);
-  REQUIRE(found.is_ok());
+  REQUIRE_OK(found);
   CHECK(found->lease->document().token_count == 3);
   CHECK(bench.status().fingerprint_cache_hits_total == 1);
 }
@@ -290,12 +291,12 @@ TEST_CASE(
   const Bench bench;
   lib::IngestRequest request;
   request.name = "n";
-  REQUIRE(bench.ingest(request, "one").is_ok());
+  REQUIRE_OK(bench.ingest(request, "one"));
   CHECK(bench.ingest(request, "three").status().code() == POLYKV_ERR_ALREADY_EXISTS);
   CHECK(bench.status().tokens_prefilled_total == 3);
-  CHECK(bench.ingest(request, "one").is_ok());
+  CHECK_OK(bench.ingest(request, "one"));
   request.replace_name = true;
-  CHECK(bench.ingest(request, "three").is_ok());
+  CHECK_OK(bench.ingest(request, "three"));
 }
 
 TEST_CASE("a worker program that is not there is an error that names it") {

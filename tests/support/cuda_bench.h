@@ -10,6 +10,7 @@
 #include "polykv/cuda.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/emulated_device.h"
+#include "tests/support/require_ok.h"
 #include "tests/support/synthetic_document.h"
 
 namespace polykv::test {
@@ -45,14 +46,14 @@ class CudaBench {
 
 inline device::Runtime& runtime_here() {
   const auto runtime = device::load_runtime(POLYKV_EMULATED_LIBRARY);
-  REQUIRE(runtime.is_ok());
+  REQUIRE_OK(runtime);
   return **runtime;
 }
 
 /// A kernel of a test that uses device memory until its stream is waited for.
 inline void keep_busy(void* stream, const void* pointer) {
   const auto keep = device::find_function(POLYKV_EMULATED_LIBRARY, "polykv_emulated_keep_busy");
-  REQUIRE(keep.is_ok());
+  REQUIRE_OK(keep);
   reinterpret_cast<void (*)(void*, const void*)> (*keep)(stream, pointer);
 }
 
@@ -60,9 +61,9 @@ inline void keep_busy(void* stream, const void* pointer) {
 class DeviceBuffer {
  public:
   DeviceBuffer(const CudaBench&, uint64_t size_bytes) {
-    REQUIRE(runtime_here().use_device(0).is_ok());
+    REQUIRE_OK(runtime_here().use_device(0));
     const auto pointer = runtime_here().allocate(device::round_up(size_bytes));
-    REQUIRE(pointer.is_ok());
+    REQUIRE_OK(pointer);
     pointer_ = *pointer;
   }
   ~DeviceBuffer() { static_cast<void>(runtime_here().free(pointer_).is_ok()); }

@@ -16,8 +16,10 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <iterator>
 #include <optional>
 #include <stdexcept>
@@ -72,7 +74,9 @@ class DaemonProcess {
                                "): " + log());
     }
   }
+  /// A test that has failed shows the daemon's log.
   ~DaemonProcess() {
+    if (std::uncaught_exceptions() > exceptions_before_) std::cerr << "polykvd: " << log();
     if (pid_ <= 0) return;
     ::kill(pid_, SIGKILL);
     int status = 0;
@@ -193,6 +197,7 @@ class DaemonProcess {
   std::string socket_path_;
   UniqueFd notify_;
   std::string notifications_;
+  const int exceptions_before_ = std::uncaught_exceptions();
   pid_t pid_ = -1;
 };
 

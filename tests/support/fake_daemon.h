@@ -8,6 +8,7 @@
 #include "common/packet_socket.h"
 #include "common/wire.h"
 #include "libclient/session.h"
+#include "tests/support/require_ok.h"
 
 namespace polykv::test {
 
@@ -27,7 +28,7 @@ class FakeDaemon {
  public:
   FakeDaemon() {
     auto ends = packet_socketpair();
-    REQUIRE(ends.is_ok());
+    REQUIRE_OK(ends);
     socket_ = std::move(ends->first);
     client_end_ = std::move(ends->second);
   }
@@ -38,7 +39,7 @@ class FakeDaemon {
     auto session = lib::Session::adopt(std::move(client_end_), "test",
                                        lib::deadline_after_ms(10'000), is_worker);
     peer.join();
-    REQUIRE(session.is_ok());
+    REQUIRE_OK(session);
     return *session;
   }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "polykv/polykv.hpp"
+#include "tests/support/require_ok.h"
 
 namespace polykv::test {
 
@@ -102,17 +103,17 @@ struct SyntheticDocument {
   void publish_segment(client::Publisher& publisher, uint64_t token_count = 0) const {
     const uint64_t first = publisher.next_token();
     auto segment = publisher.begin_segment(token_count);
-    REQUIRE(segment.ok());
+    REQUIRE_OK(segment);
     if (token_count == 0) token_count = std::min<uint64_t>(4096, tokens.size() - first);
-    REQUIRE(encode_all(*segment, first, token_count).ok());
-    REQUIRE(segment->commit().ok());
+    REQUIRE_OK(encode_all(*segment, first, token_count));
+    REQUIRE_OK(segment->commit());
   }
 
   client::Publisher become_producer(client::Session& session, const char* name = nullptr) const {
     const client::Model its_model = model();
     auto acquired = session.acquire_or_produce(options(its_model, name));
     INFO((acquired.ok() ? "" : acquired.error().message));
-    REQUIRE(acquired.ok());
+    REQUIRE_OK(acquired);
     REQUIRE(std::holds_alternative<client::Publisher>(*acquired));
     return std::get<client::Publisher>(std::move(*acquired));
   }
@@ -125,7 +126,7 @@ struct SyntheticDocument {
       publish_segment(publisher, segment_tokens == 0 ? 0 : std::min(segment_tokens, left));
     }
     auto lease = publisher.finish_with_lease();
-    REQUIRE(lease.ok());
+    REQUIRE_OK(lease);
     return std::move(*lease);
   }
 
@@ -154,7 +155,7 @@ inline client::Session connect_to(const std::string& socket_path) {
   options.socket_path = socket_path.c_str();
   auto session = client::Session::connect(options);
   INFO((session.ok() ? "" : session.error().message));
-  REQUIRE(session.ok());
+  REQUIRE_OK(session);
   return std::move(*session);
 }
 

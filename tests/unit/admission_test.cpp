@@ -1,5 +1,6 @@
 // Admission and eviction as pure functions, and the memory probe on control groups made of files.
 #include "daemon/admission.h"
+#include "tests/support/require_ok.h"
 
 #include <catch2/catch.hpp>
 #include <filesystem>
@@ -44,7 +45,7 @@ class FakeMachine {
     const MemoryProbe probe{(folder_ / "cgroup").string(), (folder_ / "self").string(),
                             (folder_ / "meminfo").string()};
     const auto measured = probe.measure();
-    REQUIRE(measured.is_ok());
+    REQUIRE_OK(measured);
     return *measured;
   }
 

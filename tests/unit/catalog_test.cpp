@@ -4,6 +4,7 @@
 #include "daemon/documents.h"
 #include "daemon/handles.h"
 #include "daemon/message_rules.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using namespace polykv::daemon;
@@ -53,7 +54,7 @@ TEST_CASE("a document is found in its own domain only") {
   CHECK(f.catalog.find(1000, digest_of(1)) == document);
   CHECK(f.catalog.find(1001, digest_of(1)) == nullptr);
   CHECK(f.catalog.find(kPublicDomain, digest_of(1)) == nullptr);
-  REQUIRE(f.catalog.give_name(*document, "text", false, kNamesMax).is_ok());
+  REQUIRE_OK(f.catalog.give_name(*document, "text", false, kNamesMax));
   CHECK(f.catalog.find(1000, named("text")) == document);
   CHECK(f.catalog.find(1001, named("text")) == nullptr);
 }
@@ -83,10 +84,10 @@ TEST_CASE("a name of another document is taken only with replace, which retires 
   Fixture f;
   const auto old = f.add(1);
   const auto fresh = f.add(2);
-  REQUIRE(f.catalog.give_name(*old, "text", false, kNamesMax).is_ok());
-  CHECK(f.catalog.give_name(*old, "text", false, kNamesMax).is_ok());
+  REQUIRE_OK(f.catalog.give_name(*old, "text", false, kNamesMax));
+  CHECK_OK(f.catalog.give_name(*old, "text", false, kNamesMax));
   CHECK(f.catalog.give_name(*fresh, "text", false, kNamesMax).code() == POLYKV_ERR_ALREADY_EXISTS);
-  REQUIRE(f.catalog.give_name(*fresh, "text", true, kNamesMax).is_ok());
+  REQUIRE_OK(f.catalog.give_name(*fresh, "text", true, kNamesMax));
   CHECK(f.catalog.find(1000, named("text")) == fresh);
   CHECK(old->state == DocumentState::retiring);
   CHECK(f.catalog.find(1000, digest_of(1)) == nullptr);
@@ -96,7 +97,7 @@ TEST_CASE("a document has a bounded number of names and retires with the last") 
   Fixture f;
   const auto document = f.add(1);
   for (const char* name : {"a", "b", "c", "d"})
-    REQUIRE(f.catalog.give_name(*document, name, false, kNamesMax).is_ok());
+    REQUIRE_OK(f.catalog.give_name(*document, name, false, kNamesMax));
   CHECK(f.catalog.give_name(*document, "e", false, kNamesMax).code() == POLYKV_ERR_LIMIT);
   for (const char* name : {"a", "b", "c"}) f.catalog.take_name(*document, name);
   CHECK(document->state == DocumentState::sealed);

@@ -10,6 +10,7 @@
 #include "daemon/peer_identity.h"
 #include "daemon/thread_pool.h"
 #include "tests/support/raw_client.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using namespace polykv::daemon;
@@ -17,7 +18,7 @@ using namespace polykv::daemon;
 namespace {
 std::unique_ptr<EventLoop> make_loop() {
   auto loop = EventLoop::create();
-  REQUIRE(loop.is_ok());
+  REQUIRE_OK(loop);
   return std::move(*loop);
 }
 }  // namespace
@@ -65,8 +66,8 @@ TEST_CASE("a watch that ends in the same batch of events is not called") {
       loop->add_timer(0, [&] { loop->stop(); });
     };
   };
-  REQUIRE(loop->watch(first.get(), EPOLLIN, on_event(second.get())).is_ok());
-  REQUIRE(loop->watch(second.get(), EPOLLIN, on_event(first.get())).is_ok());
+  REQUIRE_OK(loop->watch(first.get(), EPOLLIN, on_event(second.get())));
+  REQUIRE_OK(loop->watch(second.get(), EPOLLIN, on_event(first.get())));
   loop->run();
   CHECK(calls == 1);
 }
@@ -92,7 +93,7 @@ TEST_CASE("pool results come back on the loop's thread") {
 TEST_CASE("a client's pidfd must be one, of its own living process") {
   const PeerCredentials self{getpid(), getuid()};
   const UniqueFd own = test::own_pidfd();
-  CHECK(check_client_pidfd(own.get(), self).is_ok());
+  CHECK_OK(check_client_pidfd(own.get(), self));
   CHECK(check_client_pidfd(own.get(), {getpid() + 1, getuid()}).code() == POLYKV_ERR_PERMISSION);
   const UniqueFd other(eventfd(0, EFD_CLOEXEC));
   CHECK(check_client_pidfd(other.get(), self).code() == POLYKV_ERR_PERMISSION);

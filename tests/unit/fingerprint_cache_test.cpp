@@ -6,6 +6,7 @@
 #include <catch2/catch.hpp>
 
 #include "common/memfd.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using namespace polykv::daemon;
@@ -49,10 +50,10 @@ TEST_CASE("a full cache forgets what was used least recently") {
 
 TEST_CASE("a changed file has another identity, an unchanged one the same") {
   auto file = memfd_create_sealable("polykv-test");
-  REQUIRE(file.is_ok());
+  REQUIRE_OK(file);
   REQUIRE(::write(file->get(), "one", 3) == 3);
   const auto before = file_identity(file->get());
-  REQUIRE(before.is_ok());
+  REQUIRE_OK(before);
   CHECK(*file_identity(file->get()) == *before);
   SECTION("longer") {
     REQUIRE(::write(file->get(), "more", 4) == 4);

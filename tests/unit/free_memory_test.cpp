@@ -6,6 +6,7 @@
 #include <string>
 
 #include "common/memfd.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 
@@ -13,7 +14,7 @@ namespace {
 
 Result<uint64_t> available_in(const std::string& text) {
   auto file = memfd_create_sealable("polykv-test");
-  REQUIRE(file.is_ok());
+  REQUIRE_OK(file);
   REQUIRE(::write(file->get(), text.data(), text.size()) == static_cast<ssize_t>(text.size()));
   return FreeMemory(std::move(*file)).available_bytes();
 }
@@ -22,7 +23,7 @@ Result<uint64_t> available_in(const std::string& text) {
 
 TEST_CASE("available memory is what MemAvailable says, in bytes") {
   const auto bytes = available_in("MemTotal:  100 kB\nMemFree:  1 kB\nMemAvailable:   42 kB\n");
-  REQUIRE(bytes.is_ok());
+  REQUIRE_OK(bytes);
   CHECK(*bytes == 42 * 1024);
 }
 
@@ -35,10 +36,10 @@ TEST_CASE("a machine that does not tell its available memory is an error") {
 
 TEST_CASE("this machine tells its available memory, every time it is asked") {
   const auto memory = FreeMemory::open();
-  REQUIRE(memory.is_ok());
+  REQUIRE_OK(memory);
   for (int i = 0; i < 3; ++i) {
     const auto bytes = memory->available_bytes();
-    REQUIRE(bytes.is_ok());
+    REQUIRE_OK(bytes);
     CHECK(*bytes > 0);
   }
 }

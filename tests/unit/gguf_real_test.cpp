@@ -7,6 +7,7 @@
 #include "daemon/prefill/model/model.h"
 #include "tests/support/gguf_builder.h"
 #include "tests/support/model.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 
@@ -40,7 +41,7 @@ void flip_each_byte(const UniqueFd& fd, const std::string& bytes, size_t begin, 
     }
   }
   CHECK(refused > (end - begin) / 4);
-  CHECK(load(0).is_ok());  // everything is as it was
+  CHECK_OK(load(0));  // everything is as it was
 }
 
 }  // namespace

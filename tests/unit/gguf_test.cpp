@@ -5,6 +5,7 @@
 #include "daemon/prefill/model/model.h"
 #include "daemon/prefill/model/weights.h"
 #include "tests/support/gguf_builder.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using test::GgufBuilder;
@@ -48,7 +49,7 @@ std::string patched(std::string bytes, size_t offset, T value) {
 TEST_CASE("a small model of all tensor types loads, and its configuration is what the file says") {
   const UniqueFd fd = test::memfd_of(test::tiny_llama().build());
   const auto model = Model::open(fd.get(), "tiny");
-  REQUIRE(model.is_ok());
+  REQUIRE_OK(model);
   const ModelConfig& config = model->config();
   CHECK(config.name == "tiny");
   CHECK(config.layer_count == 2);
@@ -56,7 +57,7 @@ TEST_CASE("a small model of all tensor types loads, and its configuration is wha
   CHECK(config.group_size() == 2);
   CHECK(config.vocab_size == 263);
   CHECK(model->tensors().output != nullptr);
-  CHECK(load_all(test::tiny_llama().build()).is_ok());
+  CHECK_OK(load_all(test::tiny_llama().build()));
   const ModelIdentity identity = model_identity(config, Digest{});
   CHECK(identity.layers == std::vector<LayerGeometry>(2, {2, 16, 16, 0}));
   CHECK(identity.rope.kind == RopeKind::half_rotation);
@@ -68,7 +69,7 @@ TEST_CASE("a model whose name is none loads, without a name") {
                                               std::string(60'000, 'x')));
   const UniqueFd fd = test::memfd_of(builder.build());
   const auto model = Model::open(fd.get(), "tiny");
-  REQUIRE(model.is_ok());
+  REQUIRE_OK(model);
   CHECK(model_identity(model->config(), Digest{}).name.empty());
 }
 
@@ -87,7 +88,7 @@ TEST_CASE("a file that shrinks while it is read gives an error") {
   const std::string bytes = test::tiny_llama().build();
   const UniqueFd fd = test::memfd_of(bytes);
   const auto model = Model::open(fd.get(), "test");
-  REQUIRE(model.is_ok());
+  REQUIRE_OK(model);
   REQUIRE(ftruncate(fd.get(), static_cast<off_t>(bytes.size() / 2)) == 0);
   CHECK(Weights::load(*model, 2).status().code() == POLYKV_ERR_MODEL_FORMAT);
   CHECK(model_fingerprint(*model).status().code() == POLYKV_ERR_MODEL_FORMAT);

@@ -4,6 +4,7 @@
 
 #include "libclient/acquire.h"
 #include "tests/support/fake_daemon.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using namespace polykv::lib;
@@ -59,7 +60,7 @@ TEST_CASE("ingest sends what was asked for and calls back on the calling thread"
   };
   const auto lease = ingest(session, request);
   peer.join();
-  REQUIRE(lease.is_ok());
+  REQUIRE_OK(lease);
   CHECK(*lease == nullptr);
   CHECK(done == std::vector<uint64_t>{7});
   CHECK(same_thread);
@@ -122,7 +123,7 @@ TEST_CASE("a document that is ready when the cancel arrives is not lost") {
   });
   IngestRequest request = text_request();
   request.timeout_ms = 10;
-  CHECK(ingest(session, request).is_ok());
+  CHECK_OK(ingest(session, request));
   peer.join();
 }
 

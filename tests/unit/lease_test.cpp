@@ -10,6 +10,7 @@
 #include "common/memfd.h"
 #include "libclient/acquire.h"
 #include "tests/support/fake_daemon.h"
+#include "tests/support/require_ok.h"
 #include "tests/support/segments.h"
 
 using namespace polykv;
@@ -40,14 +41,14 @@ std::vector<uint8_t> segment_bytes(uint64_t first, uint64_t count, const ModelId
   const std::vector<Digest> digests(spec.digest_count);
   const SegmentContents contents{ids, chain_root(model), digests, PrefixTreatment::none};
   SegmentWriter writer = std::move(SegmentWriter::create(spec, contents, aligned.span())).value();
-  REQUIRE(writer.encode_layer(0, random_values(model.layers[0], count, 1).source()).is_ok());
-  REQUIRE(writer.finish().is_ok());
+  REQUIRE_OK(writer.encode_layer(0, random_values(model.layers[0], count, 1).source()));
+  REQUIRE_OK(writer.finish());
   return {aligned.span().begin(), aligned.span().end()};
 }
 
 UniqueFd memfd_of(const std::vector<uint8_t>& bytes, int seals) {
   auto fd = memfd_create_sealable("test");
-  REQUIRE(fd.is_ok());
+  REQUIRE_OK(fd);
   REQUIRE(::write(fd->get(), bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
   REQUIRE(::fcntl(fd->get(), F_ADD_SEALS, seals) == 0);
   return std::move(*fd);
@@ -136,9 +137,9 @@ TEST_CASE("a whole document is mapped, acknowledged and readable") {
   CHECK(outcome.acknowledged == 2);
   CHECK(!outcome.was_released);
   std::vector<uint32_t> ids(kTokens);
-  REQUIRE(outcome.lease->copy_tokens(0, kTokens, ids.data()).is_ok());
+  REQUIRE_OK(outcome.lease->copy_tokens(0, kTokens, ids.data()));
   CHECK(ids == test_ids(kTokens));
-  CHECK(outcome.lease->verify().is_ok());
+  CHECK_OK(outcome.lease->verify());
 }
 
 TEST_CASE("a document may use the beginning of a segment") {
@@ -153,7 +154,7 @@ TEST_CASE("a document may use the beginning of a segment") {
   REQUIRE(outcome.lease != nullptr);
   DecodeRequest request;
   request.token_count = 100;
-  CHECK(outcome.lease->decode(0, request).is_ok());
+  CHECK_OK(outcome.lease->decode(0, request));
   request.token_count = 101;
   CHECK(outcome.lease->decode(0, request).code() == POLYKV_ERR_INVALID_ARGUMENT);
 }

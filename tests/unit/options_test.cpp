@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "daemon/limits.h"
+#include "tests/support/require_ok.h"
 #include "tests/support/temporary_folder.h"
 
 using namespace polykv;
@@ -48,7 +49,7 @@ TEST_CASE("what polykv-prefill computes with can be chosen") {
   CHECK(read_flags({})->worker_device == WorkerDevice::automatic);
   CHECK(read_flags({"--worker-device", "cpu"})->worker_device == WorkerDevice::cpu);
   Options options;
-  REQUIRE(apply_config(options, "[worker]\ndevice = \"cuda\"\n", "test.toml").is_ok());
+  REQUIRE_OK(apply_config(options, "[worker]\ndevice = \"cuda\"\n", "test.toml"));
   CHECK(options.worker_device == WorkerDevice::cuda);
   CHECK(contains(config_error("[worker]\ndevice = \"gpu\"\n"), "auto, cpu or cuda"));
 }
@@ -64,7 +65,7 @@ TEST_CASE("a file sets what it names and leaves the rest") {
                                      "large = \"/models/large.gguf\"\n",
                                      "test.toml");
   INFO(status.message());
-  REQUIRE(status.is_ok());
+  REQUIRE_OK(status);
   CHECK(options.budget_bytes == uint64_t{2} << 30);
   CHECK(options.connections_per_user == 7);
   CHECK(options.stall_deadline_ms == 30'000);
@@ -95,13 +96,13 @@ TEST_CASE("flags win over the file") {
   std::ofstream(file) << "budget = \"1GiB\"\nlog_level = \"warn\"\n";
   const auto options = read_flags({"--config", file.string(), "--budget", "3GiB"});
   std::filesystem::remove(file);
-  REQUIRE(options.is_ok());
+  REQUIRE_OK(options);
   CHECK(options->budget_bytes == uint64_t{3} << 30);
   CHECK(options->log_level == "warn");
 }
 
 TEST_CASE("a missing default file is fine, a missing --config is not") {
-  CHECK(read_flags({}).is_ok());
+  CHECK_OK(read_flags({}));
   const auto options = read_flags({"--config", "/nonexistent/x.toml"});
   REQUIRE(!options.is_ok());
   CHECK(contains(options.status().message(), "/nonexistent/x.toml"));
@@ -132,7 +133,7 @@ TEST_CASE("the user's file is read before the system's") {
   std::ofstream(folder / "polykv/polykvd.toml") << "budget = \"5GiB\"\n";
   const auto options = read_options({{}, folder.string(), "", false});
   std::filesystem::remove_all(folder);
-  REQUIRE(options.is_ok());
+  REQUIRE_OK(options);
   CHECK(options->budget_bytes == uint64_t{5} << 30);
 }
 
@@ -151,14 +152,14 @@ TEST_CASE("unknown and malformed flags are errors with a remedy") {
 
 TEST_CASE("a model's name and path come from a flag as well") {
   const auto options = read_flags({"--model", "a=/m/a.gguf", "--model", "b=/m/b=c.gguf"});
-  REQUIRE(options.is_ok());
+  REQUIRE_OK(options);
   REQUIRE(options->models.size() == 2);
   CHECK(options->models[1].path == "/m/b=c.gguf");
 }
 
 TEST_CASE("capacities follow from the machine: half its memory, and its descriptors") {
   const auto limits = derive_limits(Options{}, {uint64_t{8} << 30, 1024, 2});
-  REQUIRE(limits.is_ok());
+  REQUIRE_OK(limits);
   CHECK(limits->budget_bytes == uint64_t{4} << 30);
   CHECK(limits->pool_thread_count == 2);
   // Worst case: every connection and every segment at once.

@@ -1,4 +1,5 @@
 #include "common/result.h"
+#include "tests/support/require_ok.h"
 
 #include <catch2/catch.hpp>
 
@@ -10,7 +11,7 @@ TEST_CASE("a Status carries its code, name and message") {
   CHECK(std::string(status_name(status.code())) == "POLYKV_ERR_BUSY");
   CHECK(status.with_context("put").message() == "put: acquire 'a': busy");
   CHECK(status.with_context("put").code() == POLYKV_ERR_BUSY);
-  CHECK(Status::ok().with_context("put").is_ok());
+  CHECK_OK(Status::ok().with_context("put"));
 }
 
 TEST_CASE("POLYKV_ASSIGN_OR_RETURN passes values on and errors up") {

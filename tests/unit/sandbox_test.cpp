@@ -21,6 +21,7 @@
 #include "common/mapping.h"
 #include "common/memfd.h"
 #include "common/packet_socket.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 
@@ -133,14 +134,14 @@ TEST_CASE("the sandbox lets open descriptors be read, and memory and threads be 
 
 TEST_CASE("the sandbox lets packets and descriptors arrive, and token lists leave") {
   auto pair = packet_socketpair();
-  REQUIRE(pair.is_ok());
+  REQUIRE_OK(pair);
   auto& [ours, theirs] = *pair;
   auto memfd = memfd_create_sealable("polykv-test");
-  REQUIRE(memfd.is_ok());
+  REQUIRE_OK(memfd);
   REQUIRE(::ftruncate(memfd->get(), 4096) == 0);
   const uint8_t hello = 7;
   const int fd = memfd->get();
-  REQUIRE(packet_send(ours.get(), {&hello, 1}, {&fd, 1}).is_ok());
+  REQUIRE_OK(packet_send(ours.get(), {&hello, 1}, {&fd, 1}));
   CHECK(holds_in_sandbox([&, &theirs = theirs] {
     ReceivedPacket packet;
     if (!packet_receive(theirs.get(), packet).is_ok() || packet.fds.size() != 1) return false;
@@ -158,9 +159,9 @@ TEST_CASE("the sandbox lets packets and descriptors arrive, and token lists leav
   REQUIRE(::pread(memfd->get(), &written, 1, 17) == 1);
   CHECK(written == 42);
   ReceivedPacket reply;
-  REQUIRE(packet_receive(ours.get(), reply).is_ok());
+  REQUIRE_OK(packet_receive(ours.get(), reply));
   REQUIRE(reply.fds.size() == 1);
-  CHECK(memfd_read_tokens(reply.fds[0].get(), 3, 10).is_ok());
+  CHECK_OK(memfd_read_tokens(reply.fds[0].get(), 3, 10));
 }
 
 TEST_CASE("the sandbox holds for threads that were there before it") {

@@ -11,6 +11,7 @@
 #include <limits>
 
 #include "common/mapping.h"
+#include "tests/support/require_ok.h"
 #include "tests/support/segments.h"
 
 using namespace polykv;
@@ -35,14 +36,14 @@ struct Reservation {
     promise.digests = chain_digests(promise.root, *promise.document_tokens);
     promise.size_bytes = *segment_size_bytes(promise.spec);
     auto allocated = allocate_segment(promise.size_bytes);
-    REQUIRE(allocated.is_ok());
+    REQUIRE_OK(allocated);
     memfd = std::move(*allocated);
     values.push_back(random_values(promise.spec.identity.layers[0], kTokens, 1));
   }
 
   Mapping map() const {
     auto mapping = Mapping::map(memfd.get(), promise.size_bytes, MapAccess::read_write);
-    REQUIRE(mapping.is_ok());
+    REQUIRE_OK(mapping);
     return std::move(*mapping);
   }
   void write(const SegmentSpec& spec, const Digest& parent,
@@ -50,9 +51,9 @@ struct Reservation {
     Mapping mapping = map();
     const SegmentContents contents{tokens, parent, promise.digests, PrefixTreatment::none};
     auto writer = SegmentWriter::create(spec, contents, mapping.writable_bytes());
-    REQUIRE(writer.is_ok());
-    REQUIRE(writer->encode_layer(0, values[0].source()).is_ok());
-    REQUIRE(writer->finish().is_ok());
+    REQUIRE_OK(writer);
+    REQUIRE_OK(writer->encode_layer(0, values[0].source()));
+    REQUIRE_OK(writer->finish());
   }
   void write_honestly() const { write(promise.spec, promise.parent, *promise.document_tokens); }
 
@@ -66,7 +67,7 @@ TEST_CASE("an honest segment is sealed and comes back read-only") {
   reservation.write_honestly();
   const auto readable = seal_and_verify(reservation.memfd.get(), reservation.promise);
   INFO(readable.status().message());
-  REQUIRE(readable.is_ok());
+  REQUIRE_OK(readable);
   const int fd = readable->readable.get();
   CHECK((fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY);
   struct stat info;
@@ -85,24 +86,24 @@ TEST_CASE(
     promise.spec.has_certificate = true;
     promise.size_bytes = *segment_size_bytes(promise.spec);
     auto allocated = allocate_segment(promise.size_bytes);
-    REQUIRE(allocated.is_ok());
+    REQUIRE_OK(allocated);
     reservation.memfd = std::move(*allocated);
     {
       Mapping mapping = reservation.map();
       const SegmentContents contents{*promise.document_tokens, promise.parent, promise.digests,
                                      PrefixTreatment::none};
       auto writer = SegmentWriter::create(promise.spec, contents, mapping.writable_bytes());
-      REQUIRE(writer.is_ok());
-      REQUIRE(writer->encode_layer(0, reservation.values[0].source()).is_ok());
-      REQUIRE(writer->set_certificate(0, error, 16).is_ok());
-      REQUIRE(writer->finish().is_ok());
+      REQUIRE_OK(writer);
+      REQUIRE_OK(writer->encode_layer(0, reservation.values[0].source()));
+      REQUIRE_OK(writer->set_certificate(0, error, 16));
+      REQUIRE_OK(writer->finish());
     }
     const auto sealed = seal_and_verify(reservation.memfd.get(), promise);
     if (!(error >= 0 && std::isfinite(error))) {
       CHECK(sealed.status().code() == POLYKV_ERR_CORRUPT);
       continue;
     }
-    REQUIRE(sealed.is_ok());
+    REQUIRE_OK(sealed);
     REQUIRE(sealed->layers.size() == 1);
     CHECK(sealed->layers[0].profiles == 1U << static_cast<uint32_t>(Profile::k8v8));
     CHECK(sealed->layers[0].query_count == 16);
@@ -114,7 +115,7 @@ TEST_CASE("a reader can neither write, truncate, map writable nor protect writab
   const Reservation reservation;
   reservation.write_honestly();
   const auto readable = seal_and_verify(reservation.memfd.get(), reservation.promise);
-  REQUIRE(readable.is_ok());
+  REQUIRE_OK(readable);
   const int fd = readable->readable.get();
   const size_t size = reservation.promise.size_bytes;
   CHECK(write(fd, "x", 1) == -1);
@@ -130,7 +131,7 @@ TEST_CASE("reopened read-write through /proc, it opens or not, but cannot be cha
   const Reservation reservation;
   reservation.write_honestly();
   const auto readable = seal_and_verify(reservation.memfd.get(), reservation.promise);
-  REQUIRE(readable.is_ok());
+  REQUIRE_OK(readable);
   const std::string path = "/proc/self/fd/" + std::to_string(readable->readable.get());
   const UniqueFd again(open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (again) {
@@ -150,7 +151,7 @@ TEST_CASE("a segment still mapped writable is refused and can be committed later
     CHECK(reservation.commit().code() == POLYKV_ERR_BUSY);
     CHECK(!seal_against_writing(reservation.memfd.get()));
   }
-  CHECK(reservation.commit().is_ok());
+  CHECK_OK(reservation.commit());
 }
 
 TEST_CASE("a forked child's writable mapping counts as well") {
@@ -174,7 +175,7 @@ TEST_CASE("a forked child's writable mapping counts as well") {
   CHECK(reservation.commit().code() == POLYKV_ERR_BUSY);
   for (const int fd : {ready[0], ready[1], done[0], done[1]}) close(fd);
   waitpid(child, nullptr, 0);
-  CHECK(reservation.commit().is_ok());
+  CHECK_OK(reservation.commit());
 }
 
 TEST_CASE("a producer's own seals are a typed error") {

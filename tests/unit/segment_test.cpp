@@ -1,4 +1,5 @@
 #include "kernels/segment.h"
+#include "tests/support/require_ok.h"
 
 #include <catch2/catch.hpp>
 #include <cstring>
@@ -41,20 +42,20 @@ TEST_CASE("a finished segment opens, verifies and gives back what it was made of
   parent[5] = 9;
   Result<SegmentWriter> writer = SegmentWriter::create(
       spec, {ids, parent, digests, PrefixTreatment::recomputed}, bytes.span());
-  REQUIRE(writer.is_ok());
+  REQUIRE_OK(writer);
   const std::vector<LayerValues> layers = sample_layers();
   const std::vector<uint32_t> chosen = {7, 99, 299};
-  REQUIRE(writer->encode_layer(1, layers[1].source(), chosen).is_ok());
+  REQUIRE_OK(writer->encode_layer(1, layers[1].source(), chosen));
   CHECK(writer->finish().code() == POLYKV_ERR_INVALID_ARGUMENT);
   CHECK(!SegmentView::open(bytes.span()).is_ok());
-  REQUIRE(writer->encode_layer(0, layers[0].source()).is_ok());
+  REQUIRE_OK(writer->encode_layer(0, layers[0].source()));
   CHECK(!writer->encode_layer(0, layers[0].source()).is_ok());
   CHECK(!writer->encode_layer(2, layers[0].source()).is_ok());
-  REQUIRE(writer->set_certificate(1, 0.25F, 16).is_ok());
-  REQUIRE(writer->finish().is_ok());
+  REQUIRE_OK(writer->set_certificate(1, 0.25F, 16));
+  REQUIRE_OK(writer->finish());
 
   const SegmentView view = open_segment(bytes);
-  CHECK(view.verify_checksums().is_ok());
+  CHECK_OK(view.verify_checksums());
   CHECK(view.profile() == Profile::k8v8);
   CHECK(view.first_token() == 512);
   CHECK(view.token_count() == 300);
@@ -88,7 +89,7 @@ TEST_CASE("layers encoded on several threads give the bytes of one thread") {
   digests[0].fill(1);
   Result<SegmentWriter> writer =
       SegmentWriter::create(spec, {ids, chain_root(spec.identity), digests, {}}, bytes.span());
-  REQUIRE(writer.is_ok());
+  REQUIRE_OK(writer);
   std::vector<std::thread> threads;
   std::vector<Status> results(8);
   for (uint32_t layer = 0; layer < 8; ++layer) {
@@ -96,8 +97,8 @@ TEST_CASE("layers encoded on several threads give the bytes of one thread") {
         [&, layer] { results[layer] = writer->encode_layer(layer, layers[layer].source()); });
   }
   for (std::thread& thread : threads) thread.join();
-  for (const Status& result : results) CHECK(result.is_ok());
-  REQUIRE(writer->finish().is_ok());
+  for (const Status& result : results) CHECK_OK(result);
+  REQUIRE_OK(writer->finish());
   CHECK(std::equal(bytes.span().begin(), bytes.span().end(), alone.span().begin()));
 }
 
@@ -109,7 +110,7 @@ TEST_CASE("a checksum finds a changed bit of the header area and of each layer, 
   CHECK(view.verify_header_checksum().code() == POLYKV_ERR_CORRUPT);
   CHECK(view.verify_checksums().code() == POLYKV_ERR_CORRUPT);
   bytes.span()[ids] ^= 1;
-  CHECK(view.verify_checksums().is_ok());
+  CHECK_OK(view.verify_checksums());
   for (uint32_t layer = 0; layer < 2; ++layer) {
     const uint64_t last =
         view.layer_record(layer).payload_offset + view.layer_record(layer).payload_bytes - 1;
@@ -196,7 +197,7 @@ TEST_CASE("rotated K and V are of multiples of 16, and the profile says so") {
   CHECK(message(Profile::k5v4, 64, 72).find("72; use exact") != std::string::npos);
   CHECK(message(Profile::k8v3, 64, 72).find("k8v3 rotates V") != std::string::npos);
   CHECK(message(Profile::k8v3, 66, 64).find("multiple of 4") != std::string::npos);
-  CHECK(segment_size_bytes(test_spec(test_model({{2, 68, 80, 0}}), Profile::k8v3, 100)).is_ok());
+  CHECK_OK(segment_size_bytes(test_spec(test_model({{2, 68, 80, 0}}), Profile::k8v3, 100)));
 }
 
 TEST_CASE("a block of head_dim 64 takes the bits that its profile says, gains and all") {
@@ -270,7 +271,7 @@ TEST_CASE("wrong contents, too few bytes and wrong exact rows are refused") {
   CHECK(!create(ids, digests, bytes.span().first(bytes.span().size() - 1)).is_ok());
   CHECK(!create(ids, digests, bytes.span().subspan(4)).is_ok());
   Result<SegmentWriter> writer = create(ids, digests, bytes.span());
-  REQUIRE(writer.is_ok());
+  REQUIRE_OK(writer);
   const std::vector<LayerValues> layers = sample_layers();
   const auto encode = [&](std::vector<uint32_t> chosen) {
     return writer->encode_layer(0, layers[0].source(), chosen).code();

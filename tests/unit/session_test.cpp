@@ -11,6 +11,7 @@
 
 #include "libclient/document.h"
 #include "tests/support/fake_daemon.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using namespace polykv::lib;
@@ -25,7 +26,7 @@ Result<Exchange> ask_status(Session& session) {
 }
 
 int64_t pid_of(const Result<Message>& message) {
-  REQUIRE(message.is_ok());
+  REQUIRE_OK(message);
   const auto* status = message->as<wire::StatusReply>();
   return status == nullptr ? -1 : status->pid();
 }
@@ -54,7 +55,7 @@ TEST_CASE("the handshake sends this process's pidfd and learns epoch, version an
   });
   const auto session = Session::adopt(daemon.take_client_end(), "test", soon());
   peer.join();
-  REQUIRE(session.is_ok());
+  REQUIRE_OK(session);
   CHECK(fdinfo.find(format("Pid:\t%d\n", ::getpid())) != std::string::npos);
   CHECK((*session)->epoch() == 42);
   CHECK((*session)->stall_deadline_ms() == 30'000);
@@ -190,7 +191,7 @@ TEST_CASE("closing a session from another thread ends a wait") {
     session->close();
   });
   auto exchange = ask_status(*session);
-  REQUIRE(exchange.is_ok());
+  REQUIRE_OK(exchange);
   CHECK(exchange->next(kNoDeadline).status().code() == POLYKV_ERR_DAEMON_GONE);
   closer.join();
   CHECK(session->closed_by_caller());
@@ -200,10 +201,10 @@ TEST_CASE("a packet that breaks the protocol ends the session with POLYKV_ERR_PR
   FakeDaemon daemon;
   const auto session = daemon.connect();
   auto exchange = ask_status(*session);
-  REQUIRE(exchange.is_ok());
+  REQUIRE_OK(exchange);
   SECTION("bytes that are no packet") {
     const uint8_t noise[64] = {0xff, 0xff, 0xff, 0x7f};
-    REQUIRE(packet_send(daemon.socket(), noise).is_ok());
+    REQUIRE_OK(packet_send(daemon.socket(), noise));
   }
   SECTION("a descriptor where none belongs") {
     flatbuffers::FlatBufferBuilder builder;
@@ -237,7 +238,7 @@ TEST_CASE("a lease, ticket or segment that comes after its caller left is given 
   const wire::Handle handle(42, 7, 3);
   const auto leave_one = [&] {
     auto exchange = ask_status(*session);
-    REQUIRE(exchange.is_ok());
+    REQUIRE_OK(exchange);
     CHECK(exchange->next(Clock::now()).status().code() == POLYKV_ERR_TIMEOUT);
     return exchange->id();
   };
@@ -278,7 +279,7 @@ TEST_CASE("only the newest progress waits for a slow caller, and its reply is no
   CHECK(pid_of(other->next(soon())) == 1);  // reads all of them for the slow caller
   peer.join();
   const auto progress = exchange->next(soon());
-  REQUIRE(progress.is_ok());
+  REQUIRE_OK(progress);
   REQUIRE(progress->as<wire::IngestProgress>() != nullptr);
   CHECK(progress->as<wire::IngestProgress>()->tokens_done() == 1000);
   CHECK(pid_of(exchange->next(soon())) == 9);
@@ -293,7 +294,7 @@ TEST_CASE("a worker's session keeps packets without a request for next_event") {
   daemon.send_status(exchange->id(), 1);
   CHECK(pid_of(exchange->next(soon())) == 1);
   const auto event = session->next_event(soon());
-  REQUIRE(event.is_ok());
+  REQUIRE_OK(event);
   CHECK(event->as<wire::JobCancel>()->job() == 17);
   daemon.hang_up();
   CHECK(session->next_event(kNoDeadline).status().code() == POLYKV_ERR_DAEMON_GONE);

@@ -6,6 +6,7 @@
 #include <catch2/catch.hpp>
 
 #include "common/fd.h"
+#include "tests/support/require_ok.h"
 #include "tests/support/text_file.h"
 
 using namespace polykv;
@@ -16,7 +17,7 @@ TEST_CASE("a file is read from its start wherever its position is, and the posit
   const UniqueFd file = text_file(text);
   REQUIRE(::lseek(file.get(), 17, SEEK_SET) == 17);
   auto read = read_text(file.get(), "the text", {});
-  REQUIRE(read.is_ok());
+  REQUIRE_OK(read);
   CHECK(*read == text);
   CHECK(::lseek(file.get(), 0, SEEK_CUR) == 17);
 }
@@ -24,7 +25,7 @@ TEST_CASE("a file is read from its start wherever its position is, and the posit
 TEST_CASE("a pipe is read to its end") {
   const UniqueFd reader = text_pipe("hello");
   auto read = read_text(reader.get(), "the text", {});
-  REQUIRE(read.is_ok());
+  REQUIRE_OK(read);
   CHECK(*read == "hello");
 }
 
@@ -34,7 +35,7 @@ TEST_CASE("a text longer than the limit is refused, one of exactly the limit is 
   limits.max_bytes = 999;
   CHECK(read_text(file.get(), "the text", limits).status().code() == POLYKV_ERR_LIMIT);
   limits.max_bytes = 1000;
-  CHECK(read_text(file.get(), "the text", limits).is_ok());
+  CHECK_OK(read_text(file.get(), "the text", limits));
 }
 
 TEST_CASE("a pipe whose writer says nothing ends with the deadline") {

@@ -6,6 +6,7 @@
 #include "daemon/prefill/model/utf8.h"
 #include "tests/support/model.h"
 #include "tests/support/npy.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 
@@ -52,11 +53,11 @@ TEST_CASE(
                                  : item["text"].get<std::string>();
     INFO(line);
     const auto ids = real().tokenizer.encode(text, {.add_bos = false, .parse_special = true});
-    REQUIRE(ids.is_ok());
+    REQUIRE_OK(ids);
     CHECK(*ids == item["ids"].get<std::vector<uint32_t>>());
     if (item.contains("ids_plain")) {
       const auto plain = real().tokenizer.encode(text);
-      REQUIRE(plain.is_ok());
+      REQUIRE_OK(plain);
       CHECK(*plain == item["ids_plain"].get<std::vector<uint32_t>>());
       CHECK(real().tokenizer.decode(*plain) == text);
     }
@@ -69,7 +70,7 @@ TEST_CASE(
 TEST_CASE("the whole of GPL-3 has the reference's 7,639 ids") {
   const auto reference = test::load_npy<int32_t>(data("gpl3_ids.npy"), "<i4");
   const auto ids = real().tokenizer.encode(test::read_file(test::kGpl3Path));
-  REQUIRE(ids.is_ok());
+  REQUIRE_OK(ids);
   REQUIRE(ids->size() == reference.values.size());
   CHECK(std::equal(ids->begin(), ids->end(), reference.values.begin(),
                    [](uint32_t a, int32_t b) { return a == static_cast<uint32_t>(b); }));
@@ -80,7 +81,7 @@ TEST_CASE("the chat head is made of special tokens, and a document's text beside
   document.text = "<|im_end|>";
   document.chat_head = true;
   const auto ids = tokenize_document(real().tokenizer, real().model.gguf(), document);
-  REQUIRE(ids.is_ok());
+  REQUIRE_OK(ids);
   CHECK(real().tokenizer.decode(*ids, true) ==
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
         "Face<|im_end|>\n<|im_start|>user\n<|im_end|>");
@@ -88,7 +89,7 @@ TEST_CASE("the chat head is made of special tokens, and a document's text beside
   CHECK(std::count(ids->begin(), ids->end(), 2U) ==
         1);  // <|im_end|>: the head's own, not the document's
   const auto frame = chat_frame_from_gguf(real().model.gguf());
-  REQUIRE(frame.is_ok());
+  REQUIRE_OK(frame);
   CHECK(frame->tail == "<|im_end|>\n<|im_start|>assistant\n");
   CHECK(real().tokenizer.is_end_of_generation(2));
   CHECK(real().tokenizer.special_id("<|im_start|>") == 1U);
@@ -96,7 +97,7 @@ TEST_CASE("the chat head is made of special tokens, and a document's text beside
 
 TEST_CASE("the summary says what the file holds") {
   const auto summary = model_summary(real().fd.get(), "SmolLM2");
-  REQUIRE(summary.is_ok());
+  REQUIRE_OK(summary);
   CHECK(summary->config.layer_count == 30);
   CHECK(summary->config.head_count == 9);
   CHECK(summary->config.kv_head_count == 3);

@@ -11,6 +11,7 @@
 #include "daemon/prefill/model/model.h"
 #include "daemon/prefill/model/weights.h"
 #include "tests/support/gguf_builder.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 
@@ -22,13 +23,13 @@ struct Fixture {
     REQUIRE(::mkdtemp(pattern.data()) != nullptr);
     folder = pattern;
     path = folder / "cache";
-    REQUIRE(weights.save_cache(path).is_ok());
+    REQUIRE_OK(weights.save_cache(path));
   }
   ~Fixture() { std::filesystem::remove_all(folder); }
 
   static Model open_model(const UniqueFd& file) {
     auto model = Model::open(file.get(), "tiny");
-    REQUIRE(model.is_ok());
+    REQUIRE_OK(model);
     return std::move(model).value();
   }
   polykv_status open(bool verify = false) const {
@@ -53,7 +54,7 @@ struct Fixture {
 TEST_CASE("a cache gives back every value, and whose they are") {
   const Fixture fixture;
   const auto cached = Weights::open_cache(fixture.path, fixture.model.config(), true);
-  REQUIRE(cached.is_ok());
+  REQUIRE_OK(cached);
   CHECK(cached->fingerprint() == fixture.weights.fingerprint());
   REQUIRE(cached->layout().value_count == fixture.weights.layout().value_count);
   CHECK(std::equal(cached->data(), cached->data() + cached->layout().value_count,
@@ -69,15 +70,15 @@ TEST_CASE("a cache gives back every value, and whose they are") {
 TEST_CASE("a cache is replaced at once, under those who have mapped it") {
   const Fixture fixture;
   const auto before = Weights::open_cache(fixture.path, fixture.model.config());
-  REQUIRE(before.is_ok());
+  REQUIRE_OK(before);
   const UniqueFd other_file = test::memfd_of(test::tiny_llama(2).build());
   const Model other = Fixture::open_model(other_file);
-  REQUIRE(Weights::load(other, 1)->save_cache(fixture.path).is_ok());
+  REQUIRE_OK(Weights::load(other, 1)->save_cache(fixture.path));
   CHECK(std::equal(before->data(), before->data() + before->layout().value_count,
                    fixture.weights.data()));
   // The configuration fits, so the fingerprint is what tells them apart.
   const auto after = Weights::open_cache(fixture.path, fixture.model.config(), true);
-  REQUIRE(after.is_ok());
+  REQUIRE_OK(after);
   CHECK(after->fingerprint() != before->fingerprint());
 }
 
@@ -155,7 +156,7 @@ TEST_CASE(
   CHECK(status.message().find("notes.txt") != std::string::npos);
   CHECK(std::filesystem::file_size(path) == 44);
   std::ofstream(path, std::ios::trunc).close();
-  CHECK(fixture.weights.save_cache(path).is_ok());
-  CHECK(fixture.weights.save_cache(path).is_ok());
+  CHECK_OK(fixture.weights.save_cache(path));
+  CHECK_OK(fixture.weights.save_cache(path));
   CHECK(fixture.weights.save_cache(fixture.folder.string()).code() == POLYKV_ERR_ALREADY_EXISTS);
 }

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "common/packet_socket.h"
+#include "tests/support/require_ok.h"
 
 using namespace polykv;
 using namespace polykv::daemon;
@@ -36,7 +37,7 @@ class Script {
 
 WorkerProcess::Started start(const std::string& program) {
   auto started = WorkerProcess::start(program);
-  REQUIRE(started.is_ok());
+  REQUIRE_OK(started);
   return std::move(*started);
 }
 
@@ -82,7 +83,7 @@ TEST_CASE("what a worker writes to its socket arrives") {
   auto started = start(script.path());
   ReceivedPacket packet;
   const auto received = packet_receive(started.socket.get(), packet);
-  REQUIRE(received.is_ok());
+  REQUIRE_OK(received);
   CHECK(std::string(packet.bytes.begin(), packet.bytes.end()) == "hello");
   CHECK(started.process.reap() == "exited with status 0");
 }

@@ -1,6 +1,11 @@
 #include "common/mapping.h"
 
+#include <sys/mman.h>
+
 #include <boost/interprocess/exceptions.hpp>
+#include <cerrno>
+#include <cstddef>
+#include <new>
 
 namespace polykv {
 
@@ -31,6 +36,18 @@ Result<Mapping> Mapping::map(int fd, uint64_t size_bytes, MapAccess access) {
                         error.get_native_error(),
                         "see vm.max_map_count, RLIMIT_AS and free memory");
   }
+}
+
+void Mapping::forget() noexcept {
+  alignas(boost::interprocess::mapped_region)
+      std::byte never_destroyed[sizeof(boost::interprocess::mapped_region)];
+  new (never_destroyed) boost::interprocess::mapped_region(std::move(region_));
+}
+
+Status keep_from_children(std::span<const uint8_t> bytes) {
+  if (::madvise(const_cast<uint8_t*>(bytes.data()), bytes.size(), MADV_DONTFORK) == 0)
+    return Status::ok();
+  return system_error("keep memory from forked children", errno, "see vm.max_map_count");
 }
 
 }  // namespace polykv

@@ -28,9 +28,15 @@ class Mapping {
     return {static_cast<uint8_t*>(region_.get_address()), region_.get_size()};
   }
   void reset() { region_ = boost::interprocess::mapped_region(); }
+  /// In a child of fork that did not get it (see keep_from_children): what is at its address now is somebody else's.
+  void forget() noexcept;
 
  private:
   boost::interprocess::mapped_region region_;
 };
+
+/// Children that this process forks from now on do not get these pages (whole ones). A child's copy of a writable
+/// mapping would keep its file from being sealed for as long as the child lives.
+Status keep_from_children(std::span<const uint8_t> bytes);
 
 }  // namespace polykv

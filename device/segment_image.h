@@ -34,6 +34,8 @@ class SegmentImage {
   Status fetch(Runtime& runtime, const void* device, uint64_t offset, uint64_t size_bytes) const;
   /// Gives a range's memory back; reads as zeros then.
   void discard(uint64_t offset, uint64_t size_bytes) const;
+  /// As Mapping's.
+  void forget() noexcept { data_ = nullptr; }
 
  private:
   Status make_writable(uint64_t offset, uint64_t size_bytes) const;

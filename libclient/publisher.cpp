@@ -193,6 +193,7 @@ Result<std::unique_ptr<OpenSegment>> Publisher::begin_segment(uint64_t wanted_to
                             Mapping::map(reply.fds[0].get(), size_bytes, MapAccess::read_write));
     bytes = segment->mapping_.writable_bytes();
   }
+  POLYKV_RETURN_IF_ERROR(keep_from_children(bytes).with_context("begin a segment"));
   SegmentContents contents;
   contents.token_ids = std::span(tokens_).subspan(next_token_, token_count);
   contents.parent = polykv::from_wire(*reserved->parent_digest());
@@ -344,10 +345,7 @@ Status OpenSegment::commit() {
     return finished.with_context("commit a segment");
   }
   // The kernel refuses the seal against writing while any writable mapping exists.
-  writer_.reset();
-  mapping_.reset();
-  image_.reset();
-  device_.reset();
+  unmap();
   ended_ = true;
   publisher_->segment_open_ = false;
   flatbuffers::FlatBufferBuilder builder;
@@ -359,13 +357,21 @@ Status OpenSegment::commit() {
   return Status::ok();
 }
 
-void OpenSegment::abort() {
-  if (ended_) return;
-  ended_ = true;
+void OpenSegment::unmap() {
+  if (!publisher_->session_->check_process("unmap a segment").is_ok()) {
+    mapping_.forget();
+    if (image_) image_->forget();
+  }
   writer_.reset();
   mapping_.reset();
   image_.reset();
   device_.reset();
+}
+
+void OpenSegment::abort() {
+  if (ended_) return;
+  ended_ = true;
+  unmap();
   publisher_->segment_open_ = false;
   if (!publisher_->check_usable("abort").is_ok() || publisher_->session_->closed_by_caller()) {
     return;  // the daemon has forgotten it, or will with the parent's own abort

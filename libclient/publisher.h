@@ -121,6 +121,7 @@ class OpenSegment {
   std::vector<LayerChoice> choices_;  // [layer], if they were examined
   Status open_memory(const wire::SegmentReserved& reserved, int fd, uint64_t data_offset);
   Status move_to_device();
+  void unmap();
   Status encode_with(
       uint32_t layer, KvSource source,
       const std::function<Status(const KvSource&, std::span<const uint32_t>)>& encode);

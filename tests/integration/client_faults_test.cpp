@@ -5,11 +5,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <cerrno>
 #include <functional>
+#include <span>
 #include <thread>
+#include <vector>
 
 #include "libclient/acquire.h"
 #include "libclient/cuda/device_segment.h"
@@ -173,6 +176,37 @@ TEST_CASE("row 6: after fork every handle answers FORKED in the child, and the p
   REQUIRE_OK(segment->commit());
   CHECK_OK(publisher.finish());
   CHECK_OK(lease.release());
+}
+
+TEST_CASE("row 6: a child that lives on does not keep the parent from committing") {
+  const DaemonProcess daemon;
+  const SyntheticDocument document(300);
+  client::Session session = connect_to(daemon.socket_path());
+  client::Publisher publisher = document.become_producer(session, "text");
+  auto segment = publisher.begin_segment();
+  REQUIRE_OK(segment);
+  REQUIRE_OK(document.encode_all(*segment, 0, 300));
+  ChildProcess child([&](const Channel& channel) {
+    // Where the segment is in the parent, the child has room for memory of its own.
+    constexpr size_t kBytes = size_t{1} << 16;
+    std::vector<std::span<uint8_t>> own;
+    for (int i = 0; i < 64; ++i) {
+      void* memory = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+      own.emplace_back(static_cast<uint8_t*>(memory), kBytes);
+    }
+    channel.say("forked");
+    channel.hear();
+    { const client::Segment freed = std::move(*segment); }
+    for (const std::span<uint8_t> bytes : own) std::ranges::fill(bytes, uint8_t{1});
+  });
+  REQUIRE(child.hear() == "forked");
+  REQUIRE_OK(segment->commit());
+  child.say("committed");
+  CHECK(child.succeeds());
+  const auto lease = publisher.finish_with_lease();
+  REQUIRE_OK(lease);
+  CHECK(document.worst_error(*lease) == 0);
 }
 
 TEST_CASE("row 9: a second release is STALE and changes nothing") {

@@ -4,6 +4,7 @@
 
 #include <immintrin.h>
 
+#include <array>
 #include <cstring>
 #include <limits>
 
@@ -19,7 +20,10 @@ namespace {
 
 using Vector = __m256i;
 constexpr uint32_t kWidth = 8;
-constexpr uint32_t kWideRows = 2;
+constexpr uint32_t kKeyVectors = 1;
+constexpr uint32_t value_vectors(uint32_t rows) {
+  return rows <= 2 ? 2 : 1;
+}
 
 POLYKV_INLINE Vector load(const uint8_t* bytes) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes));
@@ -68,12 +72,16 @@ struct Levels {
   Vector tables[kTables];
 
   POLYKV_INLINE Levels() {
-    const Codebook& book = codebook(Bits);
+    alignas(16) static constexpr auto kBytes = [] {
+      std::array<uint8_t, 16 * kTables> bytes{};
+      const Codebook& book = codebook(Bits);
+      for (uint32_t code = 0; code < bytes.size(); ++code)
+        bytes[code] = static_cast<uint8_t>(book.levels[code % book.size] + kLevelBias);
+      return bytes;
+    }();
     for (uint32_t i = 0; i < kTables; ++i) {
-      alignas(16) uint8_t table[16];
-      for (uint32_t code = 0; code < 16; ++code)
-        table[code] = static_cast<uint8_t>(book.levels[(i * 16 + code) % book.size] + kLevelBias);
-      tables[i] = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<__m128i*>(table)));
+      tables[i] = _mm256_broadcastsi128_si256(
+          _mm_load_si128(reinterpret_cast<const __m128i*>(kBytes.data() + size_t{16} * i)));
     }
   }
   /// Of codes in the low or the high nibbles of `x`, whose fifth bits are bit number `bit` of
@@ -116,20 +124,24 @@ struct Sums {
   }
 };
 
-/// sums[row] += levels x the row's words number `word` and `word` + `apart`.
-template <uint32_t Rows>
-POLYKV_INLINE void multiply(Vector levels, const int32_t* const* words, uint32_t word,
-                            uint32_t apart, Sums* sums) {
-  const Vector even = bit_and(levels, _mm256_set1_epi16(0xff));
-  const Vector odd = shift_right(levels, 8);
+/// sums[i][row] += levels[i] x the row's words number `word` and `word` + `apart`.
+template <uint32_t Rows, uint32_t Vectors>
+POLYKV_INLINE void multiply(const Vector* levels, const int32_t* const* words, uint32_t word,
+                            uint32_t apart, Sums (*sums)[Rows]) {
+#pragma GCC unroll 2
+  for (uint32_t i = 0; i < Vectors; ++i) {
+    const Vector even = bit_and(levels[i], _mm256_set1_epi16(0xff));
+    const Vector odd = shift_right(levels[i], 8);
 #pragma GCC unroll 4
-  for (uint32_t row = 0; row < Rows; ++row) {
-    const int32_t* first = words[row] + word;
-    const Vector evens = _mm256_madd_epi16(even, _mm256_set1_epi32(*first));
-    const Vector odds = _mm256_madd_epi16(odd, _mm256_set1_epi32(first[apart]));
-    sums[row].all = _mm256_add_epi32(sums[row].all, _mm256_add_epi32(evens, odds));
-    // Keeps the compiler from reordering so far that it runs out of registers (a third slower).
-    asm volatile("" : "+x"(sums[row].all));
+    for (uint32_t row = 0; row < Rows; ++row) {
+      const int32_t* first = words[row] + word;
+      const Vector evens = _mm256_madd_epi16(even, _mm256_set1_epi32(*first));
+      const Vector odds = _mm256_madd_epi16(odd, _mm256_set1_epi32(first[apart]));
+      Vector& sum = sums[i][row].all;
+      sum = _mm256_add_epi32(sum, _mm256_add_epi32(evens, odds));
+      // Keeps the compiler from reordering so far that it runs out of registers (a third slower).
+      asm volatile("" : "+x"(sum));
+    }
   }
 }
 

@@ -16,6 +16,7 @@
 #define POLYKV_INLINE POLYKV_TARGET inline __attribute__((always_inline))
 #endif
 
+#include <array>
 #include <cstring>
 #include <limits>
 
@@ -28,7 +29,10 @@ namespace {
 
 using Vector = __m512i;
 constexpr uint32_t kWidth = 16;
-constexpr uint32_t kWideRows = 4;
+constexpr uint32_t kKeyVectors = 2;
+constexpr uint32_t value_vectors(uint32_t rows) {
+  return rows <= 2 ? 4 : 2;
+}
 
 POLYKV_INLINE Vector load(const uint8_t* bytes) {
   return _mm512_loadu_si512(bytes);
@@ -81,11 +85,14 @@ struct Levels {
   Vector table;  // 2^Bits levels, repeated: bits of neighbours above a code do no harm
 
   POLYKV_INLINE Levels() {
-    const Codebook& book = codebook(Bits);
-    alignas(64) uint8_t bytes[64];
-    for (uint32_t code = 0; code < 64; ++code)
-      bytes[code] = static_cast<uint8_t>(book.levels[code % book.size] + kLevelBias);
-    table = load(bytes);
+    alignas(64) static constexpr auto kBytes = [] {
+      std::array<uint8_t, 64> bytes{};
+      const Codebook& book = codebook(Bits);
+      for (uint32_t code = 0; code < 64; ++code)
+        bytes[code] = static_cast<uint8_t>(book.levels[code % book.size] + kLevelBias);
+      return bytes;
+    }();
+    table = load(kBytes.data());
   }
   /// Of codes in the low or the high nibbles of `x`, whose fifth bits are bit number `bit` of
   /// `upper`, the sixth ones the next.
@@ -114,16 +121,19 @@ struct Sums {
   }
 };
 
-/// sums[row] += levels x the row's words number `word` and `word` + `apart`.
-template <uint32_t Rows>
-POLYKV_INLINE void multiply(Vector levels, const int32_t* const* words, uint32_t word,
-                            uint32_t apart, Sums* sums) {
+/// sums[i][row] += levels[i] x the row's words number `word` and `word` + `apart`.
+template <uint32_t Rows, uint32_t Vectors>
+POLYKV_INLINE void multiply(const Vector* levels, const int32_t* const* words, uint32_t word,
+                            uint32_t apart, Sums (*sums)[Rows]) {
 #pragma GCC unroll 4
   for (uint32_t row = 0; row < Rows; ++row) {
-    const int32_t* first = words[row] + word;
-    sums[row].first = _mm512_dpbusd_epi32(sums[row].first, levels, _mm512_set1_epi32(*first));
-    sums[row].second =
-        _mm512_dpbusd_epi32(sums[row].second, levels, _mm512_set1_epi32(first[apart]));
+    const Vector first = _mm512_set1_epi32(words[row][word]);
+    const Vector second = _mm512_set1_epi32(words[row][word + apart]);
+#pragma GCC unroll 4
+    for (uint32_t i = 0; i < Vectors; ++i) {
+      sums[i][row].first = _mm512_dpbusd_epi32(sums[i][row].first, levels[i], first);
+      sums[i][row].second = _mm512_dpbusd_epi32(sums[i][row].second, levels[i], second);
+    }
   }
 }
 

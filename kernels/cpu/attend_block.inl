@@ -7,8 +7,9 @@
 //   Levels<bits>                     what codes stand for, as bytes without a sign: level + kLevelBias
 //   Words split(a, b, c, d)          four fixed-point numbers, for the bytes of a lane in their order, as two words
 //   kWeightLimit, query_limit(dims)  the largest numbers
-//   Sums, multiply<rows>             integer products of levels and words
-//   kWideRows                        so many rows leave registers for the sums of two vectors
+//   Sums, multiply<rows, vectors>    integer products of levels and words
+//   kKeyVectors, value_vectors(rows) so many vectors of tokens (1 or 2) and of dims (1, 2 or 4) have sums at a time: as registers
+//                                    allow, for a sum waits for its last product
 //
 // What the levels' bias adds to a sum of products is known from the sum of the other factors. Sums may wrap around on
 // their way as long as they fit without it.
@@ -142,66 +143,100 @@ POLYKV_INLINE bool make_weights(float* scores, const float* gains, const PackedQ
   return true;
 }
 
-/// Fetches from memory what will be read a block or so later. The hardware's own prefetchers stop
-/// at pages' ends and do not keep up with a loop that computes.
-POLYKV_INLINE void prefetch(const uint8_t* bytes) {
-  _mm_prefetch(reinterpret_cast<const char*>(bytes), _MM_HINT_T0);
-}
+/// Fetches what will be read some blocks later, a little at each step, so that memory is never idle and never has more to
+/// fetch than it takes at once. The hardware's own prefetchers stop at pages' ends and do not keep up with a loop that
+/// computes. In 256ths of a line.
+class Fetcher {
+ public:
+  explicit POLYKV_INLINE Fetcher(const Ahead& ahead)
+      : ahead_(ahead), end_(ahead.lines * kAheadStreams) {}
 
-template <uint32_t Rows>
-POLYKV_INLINE void clear(Sums* sums) {
-  for (uint32_t row = 0; row < Rows; ++row) sums[row] = Sums();
-}
+  /// For a step that reads so many bytes of its block: three quarters of that.
+  POLYKV_INLINE void step(uint32_t bytes) { fetch(bytes * (256 / kLineBytes) * 3 / 4); }
+  /// The other quarter, in so many parts.
+  POLYKV_INLINE void pause(uint32_t parts) { fetch(end_ * 64 / parts); }
+  POLYKV_INLINE void rest() { fetch(end_ * 256); }
 
-/// Products of kWidth tokens, the first of them `token`. `ahead` is where this share of the block's
-/// prefetching starts.
+ private:
+  POLYKV_INLINE void fetch(uint32_t share) {
+    due_ += share;
+    const uint32_t stop = due_ / 256 < end_ ? due_ / 256 : end_;
+    for (; next_ < stop; ++next_) {
+      const uint8_t* line = ahead_.first + size_t{next_ / kAheadStreams} * kLineBytes +
+                            next_ % kAheadStreams * ahead_.apart_bytes;
+      _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T0);
+    }
+  }
+
+  const Ahead ahead_;
+  const uint32_t end_;
+  uint32_t next_ = 0;
+  uint32_t due_ = 0;
+};
+
+/// Products of kKeyVectors * kWidth tokens, the first of them `token`.
 template <uint32_t Bits, uint32_t Rows>
 POLYKV_INLINE void key_products(const Levels<Bits>& levels, const uint8_t* codes, uint32_t dims,
-                                uint32_t token, const int32_t* const* words, const uint8_t* ahead,
-                                Sums* sums) {
+                                uint32_t token, const int32_t* const* words, Fetcher& fetcher,
+                                Sums (*sums)[Rows]) {
+  constexpr uint32_t kVectorBytes = kWidth * 4;
   const uint32_t quads = dims / 4;
   if constexpr (Bits == 8) {
     const uint8_t* line = codes + size_t{token} * 4;
     for (uint32_t quad = 0; quad < quads; ++quad, line += 4 * kBlockTokens) {
-      if (quad % (16 / kWidth) == 0) prefetch(ahead + quad * 4 * kWidth);
-      multiply<Rows>(load(line), words, quad, quads, sums);
+      fetcher.step(kKeyVectors * kVectorBytes);
+      Vector keys[kKeyVectors];
+      for (uint32_t i = 0; i < kKeyVectors; ++i) keys[i] = load(line + i * kVectorBytes);
+      multiply<Rows, kKeyVectors>(keys, words, quad, quads, sums);
     }
   } else {
+    static_assert(kKeyVectors == 1 || kKeyVectors * kWidth == kPieceTokens);
     const uint32_t group = token % kPieceTokens / 16;
     const uint8_t* piece = codes + k_line_offset(token, 0, dims, Bits, 0);
     for (uint32_t quad = 0; quad < quads; quad += 4, piece += Bits * kPieceLineBytes) {
-      constexpr uint32_t kShare = Bits * kWidth * 2;  // bytes of the piece
-      for (uint32_t i = 0; i < kShare; i += 64) prefetch(ahead + i);
-      ahead += kShare;
-      const uint8_t* low = piece + group * 2 * kPieceLineBytes;
-      const Vector lines[2] = {load(low), load(low + kPieceLineBytes)};
-      Vector upper = splat(0);
-      if constexpr (Bits > 4)
-        upper = load(piece + (kPieceLowLines + (Bits == 6 ? group : 0)) * kPieceLineBytes);
-      if (Bits == 5 && group == 1) upper = shift_right(upper, 4);
-      constexpr int kUpperBits = Bits == 6 ? 2 : 1;
-      multiply<Rows>(levels.low(lines[0], upper, 0), words, quad, quads, sums);
-      multiply<Rows>(levels.high(lines[0], upper, kUpperBits), words, quad + 1, quads, sums);
-      multiply<Rows>(levels.low(lines[1], upper, 2 * kUpperBits), words, quad + 2, quads, sums);
-      multiply<Rows>(levels.high(lines[1], upper, 3 * kUpperBits), words, quad + 3, quads, sums);
+      fetcher.step(Bits * kKeyVectors * kWidth * 2);
+      Vector lines[kKeyVectors][2];
+      Vector upper[kKeyVectors];
+#pragma GCC unroll 2
+      for (uint32_t i = 0; i < kKeyVectors; ++i) {
+        const uint8_t* low = piece + (group + i) * 2 * kPieceLineBytes;
+        lines[i][0] = load(low);
+        lines[i][1] = load(low + kPieceLineBytes);
+        upper[i] = splat(0);
+        if constexpr (Bits > 4)
+          upper[i] = load(piece + (kPieceLowLines + (Bits == 6 ? group + i : 0)) * kPieceLineBytes);
+        if (Bits == 5 && group == 1) upper[i] = shift_right(upper[i], 4);
+      }
+#pragma GCC unroll 4
+      for (uint32_t j = 0; j < 4; ++j) {
+        Vector keys[kKeyVectors];
+#pragma GCC unroll 2
+        for (uint32_t i = 0; i < kKeyVectors; ++i) {
+          const Vector line = lines[i][j / 2];
+          const auto bit = static_cast<int>(Bits == 6 ? 2 * j : 4 * i + j);
+          keys[i] = j % 2 == 0 ? levels.low(line, upper[i], bit) : levels.high(line, upper[i], bit);
+        }
+        multiply<Rows, kKeyVectors>(keys, words, quad + j, quads, sums);
+      }
     }
   }
 }
 
 template <uint32_t Bits, uint32_t Rows>
 POLYKV_TARGET void multiply_keys(const PackedBlock& block, const PackedQuery* rows,
-                                 int32_t (*products)[kBlockTokens]) {
+                                 Fetcher& fetcher, int32_t (*products)[kBlockTokens]) {
   const Levels<Bits> levels;
   const uint32_t dims = block.k.head_dim;
   const int32_t* words[Rows];
   for (uint32_t row = 0; row < Rows; ++row) words[row] = rows[row].words;
-  const uint8_t* ahead = block.ahead + block.k.codes;
-  for (uint32_t token = 0; token < kBlockTokens; token += kWidth) {
-    Sums sums[Rows];
-    clear<Rows>(sums);
+  for (uint32_t token = 0; token < kBlockTokens; token += kKeyVectors * kWidth) {
+    Sums sums[kKeyVectors][Rows];
     key_products<Bits, Rows>(levels, block.bytes + block.k.codes, dims, token, words,
-                             ahead + size_t{token} * dims * Bits / 8, sums);
-    for (uint32_t row = 0; row < Rows; ++row) sums[row].store(products[row] + token);
+                             fetcher, sums);
+    for (uint32_t i = 0; i < kKeyVectors; ++i) {
+      for (uint32_t row = 0; row < Rows; ++row)
+        sums[i][row].store(products[row] + token + i * kWidth);
+    }
   }
 }
 
@@ -209,65 +244,69 @@ POLYKV_TARGET void multiply_keys(const PackedBlock& block, const PackedQuery* ro
 template <uint32_t Bits, uint32_t Rows, uint32_t Vectors>
 POLYKV_INLINE void group_products(const Levels<Bits>& levels, const uint8_t* planes,
                                   size_t plane_bytes, const int32_t* const* words, uint32_t quad,
-                                  const uint8_t* ahead, Sums (*sums)[Rows]) {
+                                  Fetcher& fetcher, Sums (*sums)[Rows]) {
   constexpr uint32_t kNibblePlanes = Bits == 3 ? kV3Planes : 4;
   constexpr uint32_t kVectorBytes = kWidth * 4;
   Vector upper[Vectors];  // 5 bits: the fifth ones; 3 bits: the spare bits of the planes
   for (uint32_t i = 0; i < Vectors; ++i)
     upper[i] = Bits == 5 ? load(planes + 4 * plane_bytes + i * kVectorBytes) : splat(0);
-  for (uint32_t i = 0; i < Bits * Vectors * kVectorBytes; i += 64) prefetch(ahead + i);
+  fetcher.step(Bits * Vectors * kVectorBytes);
+  Vector low[Vectors];
+  Vector high[Vectors];
 #pragma GCC unroll 4
   for (uint32_t plane = 0; plane < kNibblePlanes; ++plane) {
-#pragma GCC unroll 2
+    const int bit = static_cast<int>(2 * plane);
+#pragma GCC unroll 4
     for (uint32_t i = 0; i < Vectors; ++i) {
       const Vector x = load(planes + plane * plane_bytes + i * kVectorBytes);
-      const int bit = static_cast<int>(2 * plane);
-      multiply<Rows>(levels.low(x, upper[i], bit), words, quad + 2 * plane, kTokenQuads, sums[i]);
-      multiply<Rows>(levels.high(x, upper[i], bit + 1), words, quad + 2 * plane + 1, kTokenQuads,
-                     sums[i]);
+      low[i] = levels.low(x, upper[i], bit);
+      high[i] = levels.high(x, upper[i], bit + 1);
       if constexpr (Bits == 3)
         upper[i] = bit_or(upper[i], shift_right(bit_and(x, splat(0x88)), 3 - static_cast<int>(plane)));
     }
+    multiply<Rows, Vectors>(low, words, quad + 2 * plane, kTokenQuads, sums);
+    multiply<Rows, Vectors>(high, words, quad + 2 * plane + 1, kTokenQuads, sums);
   }
   if constexpr (Bits == 3) {
     for (uint32_t i = 0; i < Vectors; ++i) {
-      multiply<Rows>(levels.low(upper[i], upper[i], 0), words, quad + 6, kTokenQuads, sums[i]);
-      multiply<Rows>(levels.high(upper[i], upper[i], 0), words, quad + 7, kTokenQuads, sums[i]);
+      low[i] = levels.low(upper[i], upper[i], 0);
+      high[i] = levels.high(upper[i], upper[i], 0);
     }
+    multiply<Rows, Vectors>(low, words, quad + 6, kTokenQuads, sums);
+    multiply<Rows, Vectors>(high, words, quad + 7, kTokenQuads, sums);
   }
 }
 
 template <uint32_t Bits, uint32_t Rows, uint32_t Vectors>
 POLYKV_INLINE void value_products(const Levels<Bits>& levels, const uint8_t* codes,
                                   size_t plane_bytes, const int32_t* const* words,
-                                  const uint8_t* ahead, Sums (*sums)[Rows]) {
+                                  Fetcher& fetcher, Sums (*sums)[Rows]) {
   constexpr uint32_t kVectorBytes = kWidth * 4;
   if constexpr (Bits == 8) {
     for (uint32_t quad = 0; quad < kTokenQuads; ++quad, codes += plane_bytes) {
-      for (uint32_t i = 0; i < Vectors; ++i, ahead += kVectorBytes) {
-        prefetch(ahead);
-        const Vector levels8 = bit_xor(load(codes + i * kVectorBytes), splat(0x80));
-        multiply<Rows>(levels8, words, quad, kTokenQuads, sums[i]);
-      }
+      Vector values[Vectors];
+      fetcher.step(Vectors * kVectorBytes);
+      for (uint32_t i = 0; i < Vectors; ++i)
+        values[i] = bit_xor(load(codes + i * kVectorBytes), splat(0x80));
+      multiply<Rows, Vectors>(values, words, quad, kTokenQuads, sums);
     }
   } else {
     for (uint32_t quad = 0; quad < kTokenQuads; quad += kGroupQuads, codes += Bits * plane_bytes) {
-      group_products<Bits, Rows, Vectors>(levels, codes, plane_bytes, words, quad, ahead, sums);
-      ahead += Bits * Vectors * kVectorBytes;
+      group_products<Bits, Rows, Vectors>(levels, codes, plane_bytes, words, quad, fetcher, sums);
     }
   }
 }
 
 template <uint32_t Bits, uint32_t Rows, uint32_t Vectors>
 POLYKV_INLINE void add_values(const Levels<Bits>& levels, const PackedBlock& block, uint32_t dim,
-                              const PackedQuery* rows, const Weights* weights) {
+                              const PackedQuery* rows, const Weights* weights,
+                              Fetcher& fetcher) {
   const int32_t* words[Rows];
   for (uint32_t row = 0; row < Rows; ++row) words[row] = weights[row].words;
   Sums sums[Vectors][Rows];
-  for (Sums* vector : sums) clear<Rows>(vector);
   value_products<Bits, Rows, Vectors>(
       levels, block.bytes + block.v.codes + size_t{dim} * 4, size_t{block.v.head_dim} * 4, words,
-      block.ahead + block.v.codes + size_t{dim} * Bits * kBlockTokens / 8, sums);
+      fetcher, sums);
   for (uint32_t row = 0; row < Rows; ++row) {
     const Weights& weight = weights[row];
     alignas(64) int32_t products[Vectors * kWidth];
@@ -281,31 +320,39 @@ POLYKV_INLINE void add_values(const Levels<Bits>& levels, const PackedBlock& blo
 
 template <uint32_t Bits, uint32_t Rows>
 POLYKV_TARGET void multiply_values(const PackedBlock& block, const PackedQuery* rows,
-                                   const Weights* weights) {
+                                   const Weights* weights, Fetcher& fetcher) {
   const Levels<Bits> levels;
+  const uint32_t dims = block.v.head_dim;
+  constexpr uint32_t kVectors = value_vectors(Rows);
   uint32_t dim = 0;
-  constexpr uint32_t kVectors = Rows > kWideRows ? 1 : 2;
-  for (; dim + kVectors * kWidth <= block.v.head_dim; dim += kVectors * kWidth)
-    add_values<Bits, Rows, kVectors>(levels, block, dim, rows, weights);
-  if (kVectors > 1 && dim < block.v.head_dim)
-    add_values<Bits, Rows, 1>(levels, block, dim, rows, weights);
+  for (; dim + kVectors * kWidth <= dims; dim += kVectors * kWidth)
+    add_values<Bits, Rows, kVectors>(levels, block, dim, rows, weights, fetcher);
+  // What is left has half as many at a time, and then a half of those.
+  if constexpr (kVectors > 2) {
+    if (dim + 2 * kWidth <= dims) {
+      add_values<Bits, Rows, 2>(levels, block, dim, rows, weights, fetcher);
+      dim += 2 * kWidth;
+    }
+  }
+  if (kVectors > 1 && dim < dims) add_values<Bits, Rows, 1>(levels, block, dim, rows, weights, fetcher);
 }
 
 template <uint32_t Rows>
 POLYKV_TARGET bool attend_rows(const PackedBlock& block, const PackedQuery* rows) {
+  Fetcher fetcher(block.ahead);
   alignas(64) int32_t products[Rows][kBlockTokens];
   switch (block.k.rule.bits) {
     case 4:
-      multiply_keys<4, Rows>(block, rows, products);
+      multiply_keys<4, Rows>(block, rows, fetcher, products);
       break;
     case 5:
-      multiply_keys<5, Rows>(block, rows, products);
+      multiply_keys<5, Rows>(block, rows, fetcher, products);
       break;
     case 6:
-      multiply_keys<6, Rows>(block, rows, products);
+      multiply_keys<6, Rows>(block, rows, fetcher, products);
       break;
     default:
-      multiply_keys<8, Rows>(block, rows, products);
+      multiply_keys<8, Rows>(block, rows, fetcher, products);
   }
   alignas(64) float k_gains[kBlockTokens];
   alignas(64) float v_gains[kBlockTokens];
@@ -314,23 +361,25 @@ POLYKV_TARGET bool attend_rows(const PackedBlock& block, const PackedQuery* rows
     return false;
   Weights weights[Rows];
   for (uint32_t row = 0; row < Rows; ++row) {
+    fetcher.pause(Rows);
     alignas(64) float scores[kBlockTokens];
     if (!make_logits(products[row], k_gains, rows[row], block.soft_cap, scores)) return false;
     if (!make_weights(scores, v_gains, rows[row], weights[row])) weights[row] = {{}, 0, 0, 1};
   }
   switch (block.v.rule.bits) {
     case 3:
-      multiply_values<3, Rows>(block, rows, weights);
+      multiply_values<3, Rows>(block, rows, weights, fetcher);
       break;
     case 4:
-      multiply_values<4, Rows>(block, rows, weights);
+      multiply_values<4, Rows>(block, rows, weights, fetcher);
       break;
     case 5:
-      multiply_values<5, Rows>(block, rows, weights);
+      multiply_values<5, Rows>(block, rows, weights, fetcher);
       break;
     default:
-      multiply_values<8, Rows>(block, rows, weights);
+      multiply_values<8, Rows>(block, rows, weights, fetcher);
   }
+  fetcher.rest();
   return true;
 }
 

@@ -27,12 +27,22 @@ struct PackedQuery {
   float* output = nullptr;  // [v_head_dim]
 };
 
+/// What to fetch from memory meanwhile: `lines` cache lines forwards from each of kAheadStreams places, in turns. Of one
+/// stream of addresses no processor fetches as fast as it can.
+inline constexpr uint32_t kAheadStreams = 4;
+inline constexpr uint32_t kLineBytes = 64;
+struct Ahead {
+  const uint8_t* first = nullptr;  // any address
+  uint64_t apart_bytes = 0;
+  uint32_t lines = 0;
+};
+
 struct PackedBlock {
   TensorPart k;
   TensorPart v;
   float soft_cap;  // 0: none
   const uint8_t* bytes;
-  const uint8_t* ahead;  // where to prefetch while this block is worked on; any address
+  Ahead ahead;
 };
 
 struct AttendOps {

@@ -14,8 +14,27 @@ namespace {
 
 // With more rows than a tile, blocks are taken so many at a time, which stay in the L2 cache.
 constexpr uint64_t kChunkBlocks = 8;
-// So far before a block is worked on it is fetched from memory.
-constexpr uint64_t kAheadBytes = 12288;
+// Of fewer blocks, several streams would be short ones.
+constexpr uint64_t kLeastStreamBlocks = 2;
+
+/// In which order the blocks of a range are taken: by turns from as many streams as are fetched at a time, each of
+/// neighbouring blocks, for softmax does not ask for an order.
+struct BlockOrder {
+  uint64_t first_block;
+  uint64_t block_count;
+  uint64_t streams;
+  uint64_t stream_blocks;  // of each; the last ones may have fewer
+
+  BlockOrder(uint64_t first, uint64_t count)
+      : first_block(first),
+        block_count(count),
+        streams(count < kAheadStreams * kLeastStreamBlocks ? 1 : kAheadStreams),
+        stream_blocks((count + streams - 1) / streams) {}
+
+  uint64_t step_count() const { return streams * stream_blocks; }
+  /// In its range; block_count and more: none in this step.
+  uint64_t block(uint64_t step) const { return step % streams * stream_blocks + step / streams; }
+};
 
 /// Bits [low, high) of a block's 64.
 uint64_t bits_between(uint64_t low, uint64_t high) {
@@ -122,22 +141,43 @@ class PackedHead {
   }
 
   bool attend_blocks(uint64_t first, uint64_t end) {
-    const uint64_t last_block = (end - 1) / kBlockTokens + 1;
-    const uint64_t chunk = row_count_ <= kPackedRows ? last_block : kChunkBlocks;
-    for (uint64_t block = first / kBlockTokens; block < last_block;) {
-      const uint64_t next = std::min(block + chunk, last_block);
+    const uint64_t first_block = first / kBlockTokens;
+    const BlockOrder order(first_block, (end - 1) / kBlockTokens + 1 - first_block);
+    const uint64_t chunk = row_count_ <= kPackedRows ? order.step_count() : kChunkBlocks;
+    for (uint64_t step = 0; step < order.step_count();) {
+      const uint64_t next = std::min(step + chunk, order.step_count());
       for (uint32_t row = 0; row < row_count_; row += kPackedRows) {
-        for (uint64_t i = block; i < next; ++i) {
-          if (!attend_tile(i, row, first, end)) return false;
+        for (uint64_t i = step; i < next; ++i) {
+          const uint64_t block = order.block(i);
+          if (block >= order.block_count) continue;
+          // The first tile brings the blocks into the caches, for the others as well.
+          const Ahead ahead = row == 0 ? ahead_of(order, i) : Ahead();
+          if (!attend_tile(first_block + block, row, first, end, ahead)) return false;
         }
       }
-      block = next;
+      step = next;
     }
     return true;
   }
 
+  /// What comes after the step's blocks in every stream, of which each of the streams' steps has its share; at their end the
+  /// same of the next kv_head.
+  Ahead ahead_of(const BlockOrder& order, uint64_t step) const {
+    const auto lines = static_cast<uint32_t>((layer_.block_bytes + kAheadStreams * kLineBytes - 1) /
+                                             (kAheadStreams * kLineBytes));
+    const uint64_t next = step / order.streams + 1;
+    if (next == order.stream_blocks && kv_head_ + 1 == layer_.geometry.kv_head_count) return {};
+    const uint8_t* first = next < order.stream_blocks
+                               ? layer_.block(kv_head_, order.first_block + next)
+                               : layer_.block(kv_head_ + 1, order.first_block);
+    const uint64_t share_bytes = uint64_t{lines} * kLineBytes;
+    if (order.streams == 1) return {first, share_bytes, lines};
+    return {first + step % order.streams * share_bytes, order.stream_blocks * layer_.block_bytes,
+            lines};
+  }
+
   /// Rows [row, row + kPackedRows) and one block.
-  bool attend_tile(uint64_t block, uint32_t row, uint64_t first, uint64_t end) {
+  bool attend_tile(uint64_t block, uint32_t row, uint64_t first, uint64_t end, const Ahead& ahead) {
     const uint64_t start = block * kBlockTokens;
     uint64_t unseen = ~bits_between(first < start ? 0 : first - start, end - start);
     const uint32_t* exact_end = layer_.exact_tokens + layer_.exact_row_count;
@@ -157,10 +197,8 @@ class PackedHead {
       unseen_by_all &= rows[i].unseen;
     }
     if (unseen_by_all == ~uint64_t{0}) return true;
-    const uint8_t* bytes = layer_.block(kv_head_, block);
-    // The first tile brings the block into the caches, for the others as well.
-    const PackedBlock packed = {k_part_, v_part_, queries_.soft_cap, bytes,
-                                row == 0 ? bytes + kAheadBytes : bytes};
+    const PackedBlock packed = {k_part_, v_part_, queries_.soft_cap, layer_.block(kv_head_, block),
+                                ahead};
     return attend_ops_.attend_block(packed, rows, count);
   }
 

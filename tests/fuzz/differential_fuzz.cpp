@@ -1,12 +1,14 @@
 // Every path of this machine against the reference, on random layers of every kind: encoding,
 // decoding, and attention in the packed form. POLYKV_CPU chooses the path.
 //
-//   differential_fuzz SECONDS [SEED]      from this seed on, or a random one; 0 SECONDS: one case
+//   differential_fuzz SECONDS [SEED [PATH]]   from this seed on, or a random one; 0 SECONDS: one case. PATH: exit code 77
+//                                             unless that is the machine's way to attend (avx512)
 //
 // A failing case prints the seed that repeats it alone.
 #include <chrono>
 #include <cstdio>
 #include <random>
+#include <string_view>
 
 #include "kernels/cpu/attend_packed.h"
 #include "tests/support/attention_oracle.h"
@@ -272,14 +274,20 @@ const char* run(Engine& engine, Case& c, Totals& totals) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2 || argc > 3) {
-    std::fprintf(stderr, "usage: differential_fuzz SECONDS [SEED]\n");
+  if (argc < 2 || argc > 4) {
+    std::fprintf(stderr, "usage: differential_fuzz SECONDS [SEED [PATH]]\n");
     return 2;
+  }
+  const cpu::AttendOps* here = cpu::attend_ops();
+  if (argc == 4 && (here == nullptr || std::string_view(here->name) != argv[3])) {
+    std::printf("this machine attends by %s, not by %s\n",
+                here == nullptr ? "decoding" : here->name, argv[3]);
+    return 77;
   }
   const auto end =
       std::chrono::steady_clock::now() + std::chrono::duration<double>(std::atof(argv[1]));
   const bool once = std::atof(argv[1]) == 0;
-  uint64_t seed = argc == 3 ? std::strtoull(argv[2], nullptr, 0) : std::random_device{}();
+  uint64_t seed = argc >= 3 ? std::strtoull(argv[2], nullptr, 0) : std::random_device{}();
   Totals totals;
   do {
     Engine engine(seed);

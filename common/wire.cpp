@@ -52,7 +52,7 @@ flatbuffers::Offset<wire::Model> to_wire(flatbuffers::FlatBufferBuilder& builder
 }
 
 Status check_identity(const ModelIdentity& identity) {
-  const auto bad = [](std::string what) {
+  const auto bad = [](const std::string& what) {
     return Status(POLYKV_ERR_INVALID_ARGUMENT, "check a model's identity: " + what);
   };
   if (!dtype_is_valid(static_cast<uint32_t>(identity.source_dtype)))

@@ -95,7 +95,7 @@ void Catalog::start_with(Document& document, std::vector<SegmentPart> parts) {
   for (const SegmentPart& part : document.parts) ++part.segment->document_count;
 }
 
-void Catalog::append(Document& document, std::shared_ptr<Segment> segment,
+void Catalog::append(Document& document, const std::shared_ptr<Segment>& segment,
                      std::vector<Digest> digests, bool is_shareable) {
   assert(segment->state == SegmentState::sealed && segment->first_token == document.end_token());
   ++segment->document_count;
@@ -183,7 +183,7 @@ void Catalog::enlist(const std::shared_ptr<Document>& document) {
   if (document->lease_count == 0) set_idle(document);
 }
 
-void Catalog::add(std::shared_ptr<Document> document) {
+void Catalog::add(const std::shared_ptr<Document>& document) {
   assert(document->state == DocumentState::filling);
   document->state = DocumentState::sealed;
   sealed_[{document->key.domain, document->key.digest}].push_back(document);
@@ -201,7 +201,7 @@ void Catalog::keep_incomplete(std::shared_ptr<Document> document) {
 std::shared_ptr<Document> Catalog::take_incomplete(const DocumentKey& key) {
   const auto found = incomplete_.find(key);
   if (found == incomplete_.end()) return nullptr;
-  const std::shared_ptr<Document> document = found->second;
+  std::shared_ptr<Document> document = found->second;
   incomplete_.erase(found);
   listed_.erase({document->key.domain, document->serial});
   end_idle(*document);

@@ -87,13 +87,13 @@ class Catalog {
   static void start_with(Document& document, std::vector<SegmentPart> parts);
   /// A segment that was sealed for the document becomes its next part, and can be found as a prefix
   /// where the profile allows that.
-  void append(Document& document, std::shared_ptr<Segment> segment, std::vector<Digest> digests,
-              bool is_shareable);
+  void append(Document& document, const std::shared_ptr<Segment>& segment,
+              std::vector<Digest> digests, bool is_shareable);
   /// A document that is not to be: its parts go unless others use them.
   void drop(Document& document);
 
   /// A document that has all its segments becomes sealed and can be found.
-  void add(std::shared_ptr<Document> document);
+  void add(const std::shared_ptr<Document>& document);
   /// filling -> incomplete. It can be listed, continued, evicted and removed.
   void keep_incomplete(std::shared_ptr<Document> document);
   /// incomplete -> filling; null: there is none.

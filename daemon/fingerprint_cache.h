@@ -18,6 +18,7 @@ struct FileIdentity {
   uint64_t size_bytes = 0;
   int64_t modified_ns = 0;
   int64_t changed_ns = 0;
+  // NOLINTNEXTLINE(modernize-use-nullptr): it takes the comparison's 0 for a pointer
   auto operator<=>(const FileIdentity&) const = default;
 };
 /// Of a regular file or memfd; ERR_INVALID_ARGUMENT otherwise.
@@ -27,6 +28,7 @@ Result<FileIdentity> file_identity(int fd);
 struct ModelKey {
   uint32_t uid = 0;
   FileIdentity file;
+  // NOLINTNEXTLINE(modernize-use-nullptr)
   auto operator<=>(const ModelKey&) const = default;
 };
 

@@ -331,14 +331,16 @@ void Workers::end_worker(Worker& worker, Status failure) {
 
 void Workers::fail_running(Worker& worker, const Status& status) {
   const std::unique_ptr<Job> running = std::move(worker.running);
-  const Status reason = status;  // callbacks may end anything
+  // Callbacks may end anything. NOLINTNEXTLINE(performance-unnecessary-copy-initialization)
+  const Status reason = status;
   if (running != nullptr) running->callbacks.on_end(reason, {});
 }
 
 void Workers::fail_everything(Worker& worker, const Status& status) {
   const auto queue = std::exchange(worker.queue, {});
   const auto waiters = std::exchange(worker.identify_waiters, {});
-  const Status reason = status;  // callbacks may end anything
+  // Callbacks may end anything. NOLINTNEXTLINE(performance-unnecessary-copy-initialization)
+  const Status reason = status;
   fail_running(worker, reason);
   for (const auto& job : queue) job->callbacks.on_end(reason, {});
   for (const OnIdentified& waiter : waiters) waiter(reason);

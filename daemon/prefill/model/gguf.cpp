@@ -38,7 +38,8 @@ Result<uint64_t> GgufFile::integer(std::string_view key, uint64_t least, uint64_
       number = load<uint8_t>(bytes);
       break;
     case ValueType::i8:
-      number = static_cast<int64_t>(load<int8_t>(bytes));
+      // NOLINTNEXTLINE(bugprone-signed-char-misuse, cert-str34-c): a number, no character
+      number = load<int8_t>(bytes);
       break;
     case ValueType::u16:
       number = load<uint16_t>(bytes);

@@ -192,8 +192,8 @@ Result<std::unique_ptr<OpenSegment>> Publisher::begin_segment(uint64_t wanted_to
     POLYKV_ASSIGN_OR_RETURN(segment->mapping_,
                             Mapping::map(reply.fds[0].get(), size_bytes, MapAccess::read_write));
     bytes = segment->mapping_.writable_bytes();
+    POLYKV_RETURN_IF_ERROR(keep_from_children(bytes).with_context("begin a segment"));
   }
-  POLYKV_RETURN_IF_ERROR(keep_from_children(bytes).with_context("begin a segment"));
   SegmentContents contents;
   contents.token_ids = std::span(tokens_).subspan(next_token_, token_count);
   contents.parent = polykv::from_wire(*reserved->parent_digest());
@@ -296,6 +296,7 @@ uint8_t* OpenSegment::device_address(const uint8_t* host) const {
 }
 
 Result<uint64_t> OpenSegment::device_workspace_bytes(uint32_t layer) {
+  POLYKV_RETURN_IF_ERROR(publisher_->check_usable("encode a layer on a GPU"));
   const size_t layer_count = publisher_->identity_.layers.size();
   if (layer >= layer_count) {
     return {POLYKV_ERR_INVALID_ARGUMENT,
@@ -318,6 +319,7 @@ Status OpenSegment::open_memory(const wire::SegmentReserved& reserved, int fd,
   POLYKV_ASSIGN_OR_RETURN(const Gpu gpu, find_gpu(*runtime, remote.device_uuid));
   POLYKV_ASSIGN_OR_RETURN(
       image_, device::SegmentImage::map(fd, data_offset, size_bytes_, MapAccess::read_write));
+  POLYKV_RETURN_IF_ERROR(keep_from_children(image_->bytes()).with_context("begin a segment"));
   POLYKV_ASSIGN_OR_RETURN(device_, OpenedMemory::open(gpu, remote));
   return Status::ok();
 }
@@ -357,8 +359,8 @@ Status OpenSegment::commit() {
   return Status::ok();
 }
 
-void OpenSegment::unmap() {
-  if (!publisher_->session_->check_process("unmap a segment").is_ok()) {
+void OpenSegment::unmap() noexcept {
+  if (publisher_->session_->is_in_child()) {
     mapping_.forget();
     if (image_) image_->forget();
   }

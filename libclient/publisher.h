@@ -102,6 +102,7 @@ class OpenSegment {
   /// was begun into_device the GPU is the segment's own, and place.gpu is not looked at. Returns once it is done.
   Status encode_layer_on_device(uint32_t layer, KvSource source, EncodePlace place);
   Result<uint64_t> device_workspace_bytes(uint32_t layer);
+  Status check_usable(const char* operation) const { return publisher_->check_usable(operation); }
   /// Null unless it was begun into_device.
   const Gpu* gpu() const { return device_ ? &device_->gpu() : nullptr; }
   /// Unmaps, then lets the daemon seal and verify. Once; on failure the reservation is given back.
@@ -121,7 +122,7 @@ class OpenSegment {
   std::vector<LayerChoice> choices_;  // [layer], if they were examined
   Status open_memory(const wire::SegmentReserved& reserved, int fd, uint64_t data_offset);
   Status move_to_device();
-  void unmap();
+  void unmap() noexcept;
   Status encode_with(
       uint32_t layer, KvSource source,
       const std::function<Status(const KvSource&, std::span<const uint32_t>)>& encode);

@@ -150,7 +150,7 @@ Session::Session(UniqueFd socket, bool is_worker)
 Session::~Session() {
   // In a child, a lock may be held and a condition be waited for by threads that do not exist
   // there: destroying them could hang, so a few hundred bytes are left.
-  if (process_generation() != generation_) {
+  if (is_in_child()) {
     static_cast<void>(shared_.release());
   } else {
     // Not only a close: a child may hold a copy of the descriptor.
@@ -159,7 +159,7 @@ Session::~Session() {
 }
 
 void Session::close() {
-  if (process_generation() != generation_) {
+  if (is_in_child()) {
     socket_.reset();  // the child's copy; a shutdown would end the parent's connection
     return;
   }
@@ -168,6 +168,10 @@ void Session::close() {
   shared_->fail({POLYKV_ERR_DAEMON_GONE, "use a session: it was closed"});
   ::shutdown(socket_.get(), SHUT_RDWR);
   shared_->changed.notify_all();
+}
+
+bool Session::is_in_child() const {
+  return process_generation() != generation_;
 }
 
 Status Session::check_process(const char* operation) const {
@@ -322,7 +326,7 @@ Result<Message> Session::next_event(Deadline deadline) {
 }
 
 void Session::abandon(uint64_t id) try {
-  if (process_generation() != generation_) return;
+  if (is_in_child()) return;
   std::deque<Message> unread;
   {
     const std::lock_guard lock(shared_->mutex);

@@ -116,6 +116,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
   /// POLYKV_ERR_FORKED in a child of the process that made the session.
   Status check_process(const char* operation) const;
+  bool is_in_child() const;
   bool closed_by_caller() const;
   /// Whether polykvd still serves this session, as far as it has told us: takes what has arrived and
   /// waits for nothing. Otherwise why not.

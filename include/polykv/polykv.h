@@ -21,7 +21,7 @@
  *   - After fork() every handle of the parent answers POLYKV_ERR_FORKED in the child; only close,
  *     release and abort may be called there, and they free memory and descriptors of the child
  *     alone. A child connects anew. An open segment's memory stays with the parent, which can
- *     commit it while the child lives.
+ *     commit it while the child lives. (That is of fork(), not of a raw clone.)
  *   - When polykvd is gone, calls that need it return POLYKV_ERR_DAEMON_GONE, none hangs; what a
  *     lease has mapped stays readable until it is released.
  *   - Tokens, layers and segments are counted from 0.

@@ -162,8 +162,8 @@ class Fetcher {
     due_ += share;
     const uint32_t stop = due_ / 256 < end_ ? due_ / 256 : end_;
     for (; next_ < stop; ++next_) {
-      const uint8_t* line = ahead_.first + size_t{next_ / kAheadStreams} * kLineBytes +
-                            next_ % kAheadStreams * ahead_.apart_bytes;
+      const uintptr_t line = ahead_.first + uintptr_t{next_ / kAheadStreams} * kLineBytes +
+                             next_ % kAheadStreams * ahead_.apart_bytes;
       _mm_prefetch(reinterpret_cast<const char*>(line), _MM_HINT_T0);
     }
   }

@@ -32,7 +32,7 @@ struct PackedQuery {
 inline constexpr uint32_t kAheadStreams = 4;
 inline constexpr uint32_t kLineBytes = 64;
 struct Ahead {
-  const uint8_t* first = nullptr;  // any address
+  uintptr_t first = 0;  // of anything or nothing: it is only a hint
   uint64_t apart_bytes = 0;
   uint32_t lines = 0;
 };

@@ -18,22 +18,24 @@ constexpr uint64_t kChunkBlocks = 8;
 constexpr uint64_t kLeastStreamBlocks = 2;
 
 /// In which order the blocks of a range are taken: by turns from as many streams as are fetched at a time, each of
-/// neighbouring blocks, for softmax does not ask for an order.
+/// neighbouring blocks, for softmax does not ask for an order; then those that are left over.
 struct BlockOrder {
   uint64_t first_block;
   uint64_t block_count;
   uint64_t streams;
-  uint64_t stream_blocks;  // of each; the last ones may have fewer
+  uint64_t stream_blocks;  // of each
 
   BlockOrder(uint64_t first, uint64_t count)
       : first_block(first),
         block_count(count),
         streams(count < kAheadStreams * kLeastStreamBlocks ? 1 : kAheadStreams),
-        stream_blocks((count + streams - 1) / streams) {}
+        stream_blocks(count / streams) {}
 
-  uint64_t step_count() const { return streams * stream_blocks; }
-  /// In its range; block_count and more: none in this step.
-  uint64_t block(uint64_t step) const { return step % streams * stream_blocks + step / streams; }
+  uint64_t turn_count() const { return streams * stream_blocks; }
+  uint64_t block(uint64_t step) const {
+    return first_block +
+           (step < turn_count() ? step % streams * stream_blocks + step / streams : step);
+  }
 };
 
 /// Bits [low, high) of a block's 64.
@@ -143,16 +145,14 @@ class PackedHead {
   bool attend_blocks(uint64_t first, uint64_t end) {
     const uint64_t first_block = first / kBlockTokens;
     const BlockOrder order(first_block, (end - 1) / kBlockTokens + 1 - first_block);
-    const uint64_t chunk = row_count_ <= kPackedRows ? order.step_count() : kChunkBlocks;
-    for (uint64_t step = 0; step < order.step_count();) {
-      const uint64_t next = std::min(step + chunk, order.step_count());
+    const uint64_t chunk = row_count_ <= kPackedRows ? order.block_count : kChunkBlocks;
+    for (uint64_t step = 0; step < order.block_count;) {
+      const uint64_t next = std::min(step + chunk, order.block_count);
       for (uint32_t row = 0; row < row_count_; row += kPackedRows) {
         for (uint64_t i = step; i < next; ++i) {
-          const uint64_t block = order.block(i);
-          if (block >= order.block_count) continue;
           // The first tile brings the blocks into the caches, for the others as well.
           const Ahead ahead = row == 0 ? ahead_of(order, i) : Ahead();
-          if (!attend_tile(first_block + block, row, first, end, ahead)) return false;
+          if (!attend_tile(order.block(i), row, first, end, ahead)) return false;
         }
       }
       step = next;
@@ -160,20 +160,37 @@ class PackedHead {
     return true;
   }
 
-  /// What comes after the step's blocks in every stream, of which each of the streams' steps has its share; at their end the
-  /// same of the next kv_head.
+  /// What a step fetches: its share of every stream's next block, or of the first block that is left over, or all of the
+  /// next one of these. At the end of a segment it is the streams' first blocks of the next kv_head.
   Ahead ahead_of(const BlockOrder& order, uint64_t step) const {
-    const auto lines = static_cast<uint32_t>((layer_.block_bytes + kAheadStreams * kLineBytes - 1) /
-                                             (kAheadStreams * kLineBytes));
-    const uint64_t next = step / order.streams + 1;
-    if (next == order.stream_blocks && kv_head_ + 1 == layer_.geometry.kv_head_count) return {};
-    const uint8_t* first = next < order.stream_blocks
-                               ? layer_.block(kv_head_, order.first_block + next)
-                               : layer_.block(kv_head_ + 1, order.first_block);
-    const uint64_t share_bytes = uint64_t{lines} * kLineBytes;
-    if (order.streams == 1) return {first, share_bytes, lines};
-    return {first + step % order.streams * share_bytes, order.stream_blocks * layer_.block_bytes,
-            lines};
+    const bool is_turn = step < order.turn_count();
+    const uint64_t share = is_turn ? step % order.streams : 0;
+    const uint64_t shares = is_turn ? order.streams : 1;
+    const uint64_t round = step / order.streams + 1;
+    if (is_turn && order.streams > 1 && round < order.stream_blocks)
+      return streams_share(layer_.block(kv_head_, order.first_block + round), order, share);
+    const uint64_t next = is_turn && order.streams > 1 ? order.turn_count() : step + 1;
+    if (next < order.block_count)
+      return block_share(layer_.block(kv_head_, order.first_block + next), share, shares);
+    if (order.block_count < layer_.block_count || kv_head_ + 1 == layer_.geometry.kv_head_count)
+      return {};
+    return streams_share(layer_.block(kv_head_ + 1, 0), order, share);
+  }
+
+  /// Lines of a quarter of a block.
+  uint64_t quarter_lines() const {
+    return (layer_.block_bytes + kAheadStreams * kLineBytes - 1) / (kAheadStreams * kLineBytes);
+  }
+  Ahead streams_share(const uint8_t* first, const BlockOrder& order, uint64_t share) const {
+    const uint64_t lines = quarter_lines();
+    return {reinterpret_cast<uintptr_t>(first) + share * lines * kLineBytes,
+            order.stream_blocks * layer_.block_bytes, static_cast<uint32_t>(lines)};
+  }
+  Ahead block_share(const uint8_t* block, uint64_t share, uint64_t shares) const {
+    const uint64_t lines = (quarter_lines() + shares - 1) / shares;
+    const uint64_t apart_bytes = lines * kLineBytes;
+    return {reinterpret_cast<uintptr_t>(block) + share * kAheadStreams * apart_bytes, apart_bytes,
+            static_cast<uint32_t>(lines)};
   }
 
   /// Rows [row, row + kPackedRows) and one block.

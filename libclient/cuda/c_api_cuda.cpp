@@ -168,6 +168,7 @@ polykv_status polykv_cuda_segment_encode_layer(polykv_segment* segment, uint32_t
                                                uint64_t workspace_bytes) {
   return guarded([&]() -> Status {
     POLYKV_RETURN_IF_ERROR(require(segment, "encode a layer on a GPU", "segment"));
+    POLYKV_RETURN_IF_ERROR(segment->segment->check_usable("encode a layer on a GPU"));
     POLYKV_ASSIGN_OR_RETURN(const KvSource kv, lib::from_c(source));
     POLYKV_ASSIGN_OR_RETURN(const Queue where, from_c(queue));
     EncodePlace place;

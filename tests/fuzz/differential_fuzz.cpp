@@ -278,6 +278,10 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: differential_fuzz SECONDS [SEED [PATH]]\n");
     return 2;
   }
+  if (argc == 4 && std::string_view(argv[3]) != "avx512") {
+    std::fprintf(stderr, "differential_fuzz: there is no path %s; it may be avx512\n", argv[3]);
+    return 2;
+  }
   const cpu::AttendOps* here = cpu::attend_ops();
   if (argc == 4 && (here == nullptr || std::string_view(here->name) != argv[3])) {
     std::printf("this machine attends by %s, not by %s\n",

@@ -1,7 +1,11 @@
 // Documents in device memory and processes that die, fork, or are another user's; on an emulated GPU.
 // The test's own process never uses it: a forked child of one that has could not.
 // Numbers are rows of the failure checklist.
+#include <sys/mman.h>
+
+#include <algorithm>
 #include <catch2/catch.hpp>
+#include <span>
 #include <thread>
 
 #include "tests/support/child_process.h"
@@ -170,6 +174,45 @@ TEST_CASE("row 4: what a process may still write to stays until the process is g
   CHECK(producer.succeeds());
   wait_for_live_count(bench, 0);
   CHECK(status_of(client).retiring_bytes == 0);
+}
+
+TEST_CASE("row 6: a child that lives on does not keep the parent from committing into a GPU") {
+  const CudaBench bench;
+  const DaemonProcess daemon(bench.device().flags());
+  const SyntheticDocument document(300);
+  ChildProcess agent([&](const Channel&) {
+    client::Session session = connect_in_child(daemon.socket_path());
+    client::Publisher publisher = produce_in_child(session, document, "a");
+    polykv_segment* const raw = begin_in_child(publisher);
+    client::Segment segment(raw);
+    expect(document.encode_all(segment, 0, 300).ok(), "encode");
+    ChildProcess child([&](const Channel& channel) {
+      // Where the segment is in the parent, the child has room for memory of its own.
+      constexpr size_t kBytes = size_t{1} << 16;
+      std::vector<std::span<uint8_t>> own;
+      for (int i = 0; i < 256; ++i) {
+        void* memory = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+        own.emplace_back(static_cast<uint8_t*>(memory), kBytes);
+      }
+      uint64_t bytes = 0;
+      expect(polykv_cuda_encode_workspace_bytes(raw, 0, &bytes) == POLYKV_ERR_FORKED, "workspace");
+      polykv_cuda_queue queue{};
+      polykv_kv_source source{};
+      expect(polykv_cuda_segment_encode_layer(raw, 0, &source, &queue, nullptr, 0) ==
+                 POLYKV_ERR_FORKED,
+             "encode in the child");
+      channel.say("forked");
+      channel.hear();
+      { const client::Segment freed = std::move(segment); }
+      for (const std::span<uint8_t> memory : own) std::ranges::fill(memory, uint8_t{1});
+    });
+    expect(child.hear() == "forked", "the child's handles");
+    expect(segment.commit().ok(), "commit");
+    child.say("committed");
+    expect(child.succeeds(), "the child");
+  });
+  CHECK(agent.succeeds());
 }
 
 TEST_CASE("row 6: after fork a lease answers FORKED and no device call is made") {

@@ -22,6 +22,7 @@
 #include <iostream>
 #include <iterator>
 #include <optional>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -74,9 +75,9 @@ class DaemonProcess {
                                "): " + log());
     }
   }
-  /// A test that has failed shows the daemon's log.
+  /// A test that ends by a failed REQUIRE, or an exception, shows what the daemon complained of.
   ~DaemonProcess() {
-    if (std::uncaught_exceptions() > exceptions_before_) std::cerr << "polykvd: " << log();
+    if (std::uncaught_exceptions() > exceptions_before_) show_complaints();
     if (pid_ <= 0) return;
     ::kill(pid_, SIGKILL);
     int status = 0;
@@ -131,6 +132,13 @@ class DaemonProcess {
   }
 
  private:
+  void show_complaints() const {
+    std::istringstream lines(log());
+    for (std::string line; std::getline(lines, line);) {
+      if (line.find("[info]") == std::string::npos) std::cerr << "polykvd: " << line << '\n';
+    }
+  }
+
   static std::vector<std::string> with_backing(const std::vector<std::string>& flags) {
     return TestDevice::is_wanted() ? TestDevice::get().flags(flags) : flags;
   }

@@ -6,15 +6,18 @@
 
 namespace polykv::test {
 
-/// The message of a failure; empty when there is none.
+/// Why it failed; empty when it did not.
 template <typename Outcome>
 std::string failure_of(const Outcome& outcome) {
+  const auto told = [](const std::string& message) {
+    return message.empty() ? std::string("a failure without a message") : message;
+  };
   if constexpr (requires { outcome.error(); }) {
-    return outcome.ok() ? "" : outcome.error().message;
+    return outcome.ok() ? "" : told(outcome.error().message);
   } else if constexpr (requires { outcome.status(); }) {
-    return outcome.status().message();
+    return outcome.is_ok() ? "" : told(outcome.status().message());
   } else {
-    return outcome.message();
+    return outcome.is_ok() ? "" : told(outcome.message());
   }
 }
 

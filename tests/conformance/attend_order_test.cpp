@@ -3,16 +3,11 @@
 #include <catch2/catch.hpp>
 
 #include "kernels/cpu/attend_packed.h"
+#include "tests/fuzz/emulated_avx512.h"
 #include "tests/support/attention_oracle.h"
 
 using namespace polykv;
 using namespace polykv::test;
-
-#ifdef POLYKV_EMULATE_AVX512
-namespace polykv::cpu {
-const AttendOps* emulated_avx512_attend_ops();
-}
-#endif
 
 namespace {
 

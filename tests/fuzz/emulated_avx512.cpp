@@ -1,9 +1,7 @@
 // Linked in place of kernels/cpu/ops.cpp: everything encodes and decodes by AVX-512 in plain code.
-#include "kernels/cpu/ops.h"
+#include "tests/fuzz/emulated_avx512.h"
 
 namespace polykv::cpu {
-
-const Ops* emulated_avx512_ops();
 
 const Ops& ops() {
   // What is not AVX-512 in it is AVX2.

@@ -10,7 +10,6 @@
 #include <catch2/catch.hpp>
 #include <cerrno>
 #include <functional>
-#include <span>
 #include <thread>
 #include <vector>
 
@@ -187,18 +186,11 @@ TEST_CASE("row 6: a child that lives on does not keep the parent from committing
   REQUIRE_OK(segment);
   REQUIRE_OK(document.encode_all(*segment, 0, 300));
   ChildProcess child([&](const Channel& channel) {
-    // Where the segment is in the parent, the child has room for memory of its own.
-    constexpr size_t kBytes = size_t{1} << 16;
-    std::vector<std::span<uint8_t>> own;
-    for (int i = 0; i < 64; ++i) {
-      void* memory = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-      own.emplace_back(static_cast<uint8_t*>(memory), kBytes);
-    }
+    const OwnMemory own;
     channel.say("forked");
     channel.hear();
     { const client::Segment freed = std::move(*segment); }
-    for (const std::span<uint8_t> bytes : own) std::ranges::fill(bytes, uint8_t{1});
+    own.write();
   });
   REQUIRE(child.hear() == "forked");
   REQUIRE_OK(segment->commit());

@@ -1,11 +1,7 @@
 // Documents in device memory and processes that die, fork, or are another user's; on an emulated GPU.
 // The test's own process never uses it: a forked child of one that has could not.
 // Numbers are rows of the failure checklist.
-#include <sys/mman.h>
-
-#include <algorithm>
 #include <catch2/catch.hpp>
-#include <span>
 #include <thread>
 
 #include "tests/support/child_process.h"
@@ -187,14 +183,7 @@ TEST_CASE("row 6: a child that lives on does not keep the parent from committing
     client::Segment segment(raw);
     expect(document.encode_all(segment, 0, 300).ok(), "encode");
     ChildProcess child([&](const Channel& channel) {
-      // Where the segment is in the parent, the child has room for memory of its own.
-      constexpr size_t kBytes = size_t{1} << 16;
-      std::vector<std::span<uint8_t>> own;
-      for (int i = 0; i < 256; ++i) {
-        void* memory = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-        own.emplace_back(static_cast<uint8_t*>(memory), kBytes);
-      }
+      const OwnMemory own;
       uint64_t bytes = 0;
       expect(polykv_cuda_encode_workspace_bytes(raw, 0, &bytes) == POLYKV_ERR_FORKED, "workspace");
       polykv_cuda_queue queue{};
@@ -205,7 +194,7 @@ TEST_CASE("row 6: a child that lives on does not keep the parent from committing
       channel.say("forked");
       channel.hear();
       { const client::Segment freed = std::move(segment); }
-      for (const std::span<uint8_t> memory : own) std::ranges::fill(memory, uint8_t{1});
+      own.write();
     });
     expect(child.hear() == "forked", "the child's handles");
     expect(segment.commit().ok(), "commit");

@@ -4,13 +4,18 @@
 
 #include <linux/sched.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <span>
 #include <stdexcept>
 #include <string>
 
@@ -105,6 +110,27 @@ class ChildProcess {
  private:
   UniqueFd mine_;
   pid_t pid_ = -1;
+};
+
+/// Memory of a child's own, in many pieces: some lie where its parent has what the child did not get.
+class OwnMemory {
+ public:
+  OwnMemory() {
+    for (std::span<uint8_t>& piece : pieces_) {
+      void* memory = ::mmap(nullptr, kPieceBytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+      if (memory == MAP_FAILED) throw std::runtime_error("no memory");
+      piece = {static_cast<uint8_t*>(memory), kPieceBytes};
+    }
+  }
+  /// Ends the process where a piece is gone.
+  void write() const {
+    for (const std::span<uint8_t>& piece : pieces_) std::ranges::fill(piece, uint8_t{1});
+  }
+
+ private:
+  static constexpr size_t kPieceBytes = size_t{1} << 16;
+  std::array<std::span<uint8_t>, 256> pieces_;
 };
 
 }  // namespace polykv::test
